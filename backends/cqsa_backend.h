@@ -1,0 +1,195 @@
+/* cqsa_backend.h - the struct through which the core talks to a backend: leaf operations, memory, streams, events.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Private to this project: core and plugin must carry the same build id. A backend knows nothing of budgets, streaming or
+ * decomposition: it gets views, rectangles and tile sizes, and computes. The CPU backend is linked in and used through
+ * the same struct; others are plugins, libcqsa_<name>.so, with one export, cqsa_backend_entry_v1().
+ */
+#ifndef CQSA_BACKEND_H
+#define CQSA_BACKEND_H
+
+#include "cqsa.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A strided view. Strides count elements. Axes by operand:
+ *   q, out            batch, query head, row, channel        k, v           batch (paged: page), key head, row, channel
+ *   k_scale, v_scale  batch (page), key head, row, group     lse            batch, query head, row, -
+ *   mask, bias        batch, query head, q row, k row        slopes, sinks  batch, query head, -, -
+ * varlen: stride[0] = 0, and the segment's first row comes from cu_seqlens. data NULL: operand absent. */
+typedef struct cqsa_view {
+  void *data;
+  cqsa_dtype dtype;
+  int32_t reserved;
+  int64_t stride[4];
+} cqsa_view;
+
+/* A rectangle of the (query, key) plane. Positions decide causality, window, ALiBi; rows address the views.
+ * State rows address acc, m and l. Rectangles of one call either have the same query range or disjoint ones, and those with
+ * the same query range stand next to each other. */
+typedef struct cqsa_rect {
+  int64_t q_pos, k_pos; /* global positions of the first query and key */
+  int64_t q_len, k_len;
+  int64_t q_row, k_row; /* rows of the first query in q/out/lse (and first axis pair of mask, bias), of the first key in k/v */
+  int64_t state_row;
+} cqsa_rect;
+
+enum {
+  CQSA_LEAF_STATE_IN = 1 << 0,  /* begin from (acc, m, l) instead of nothing */
+  CQSA_LEAF_STATE_OUT = 1 << 1  /* end with the state instead of out and lse; sinks are applied only at the end without it */
+};
+
+/* One leaf call: attention of every row named by the rectangles over the keys named by them. The same struct goes to probe,
+ * workspace and launch. num_rects = 0 with rects NULL: for every batch item the whole of its rows and keys (the only form in
+ * which cu_seqlens, seqused_k and page_table may be given). A rectangle with k_len = 0 only finishes its rows. */
+typedef struct cqsa_attention_leaf {
+  uint32_t struct_size;
+  uint32_t flags; /* CQSA_LEAF_* */
+  int64_t batch, num_heads, num_kv_heads, head_dim, head_dim_v;
+  int64_t seqlen_q, seqlen_k; /* of the whole problem (varlen: upper bounds): off = seqlen_k - seqlen_q unless top-left */
+  cqsa_view q, k, v, k_scale, v_scale, mask, bias, slopes, sinks, out, lse;
+  int32_t scale_k, scale_v; /* CQSA_SCALE_* */
+  int64_t kv_group;
+  const void *cu_seqlens_q, *cu_seqlens_k, *seqused_k; /* NULL when absent */
+  int32_t index_dtype;                                 /* of those three: I32 or I64 (seqused has its own below) */
+  int32_t seqused_dtype;
+  const int32_t *page_table;
+  int64_t page_table_stride[2]; /* elements: batch, page */
+  int64_t page_size;
+  const cqsa_rect *rects;
+  int64_t num_rects;
+  /* State of a row: acc[dv] = sum_j exp(s_j - m) v_j not normalised, m = largest logit so far (-inf: none), l = sum_j exp(s_j - m).
+   * acc is f32 [batch, num_heads, state_rows, head_dim_v] compact; m and l f32 [batch, num_heads, state_rows] compact. */
+  float *state_acc, *state_m, *state_l;
+  int64_t state_rows;
+  double softmax_scale, softcap;
+  int32_t causal;
+  int32_t batch_invariant;
+  int64_t window_left, window_right; /* -1: no limit (also when there is no window) */
+  int64_t tile_q, tile_k;            /* tiling the planner chose, from the implementation's own offers */
+} cqsa_attention_leaf;
+
+/* How a host-side leaf runs in parallel and stays cancellable. run() calls task(data, i) once for each i in [0, num_tasks),
+ * num_tasks <= num_workers, at once or serially; a task never waits for another. poll() tells the core that `done` more tiles
+ * are finished and returns non-zero when the leaf must stop soon (the leaf then returns CQSA_ERROR_CANCELLED). */
+typedef struct cqsa_exec {
+  void *user;
+  cqsa_status (*run)(void *user, int64_t num_tasks, void (*task)(void *data, int64_t index), void *data);
+  int32_t (*poll)(void *user, int64_t done);
+  int64_t num_workers;
+} cqsa_exec;
+
+/* What an implementation does and at what price; used by the planner. */
+typedef struct cqsa_leaf_tile {
+  int64_t tile_q, tile_k;
+  double efficiency; /* rate relative to the implementation's best tile, (0, 1] */
+} cqsa_leaf_tile;
+
+/* One entry of an ordered dispatch list. The first whose probe accepts is used; the reference is last. */
+typedef struct cqsa_attention_impl {
+  const char *name;        /* "cpu_avx512" */
+  const char *requirement; /* one clause for explain: "x86 with AVX-512 F, BW, DQ, VL" */
+  /* CQSA_OK, or a status with a reason of the form "f64 is computed by cpu_reference only". Looks at sizes,
+   * types and flags only, never at strides or data: a view's data only says whether the operand is there. */
+  cqsa_status (*probe)(const cqsa_attention_leaf *leaf, char *reason, uint64_t reason_size);
+  /* The tiles it offers for this leaf, best first (largest workspace first), the smallest workspace last. Writes at most
+   * capacity entries, returns how many. */
+  int32_t (*tiles)(const cqsa_attention_leaf *leaf, cqsa_leaf_tile *tiles_out, int32_t capacity);
+  /* Bytes that launch needs for leaf->tile_q x tile_k with `workers` workers. */
+  uint64_t (*workspace)(const cqsa_attention_leaf *leaf, int64_t workers);
+  /* workspace is aligned to 64. exec is used by host-side backends; stream by asynchronous ones. */
+  cqsa_status (*launch)(void *device, const cqsa_attention_leaf *leaf, void *workspace, uint64_t workspace_bytes,
+                        const cqsa_exec *exec, void *stream);
+  /* Tiles that poll() will report in total for this leaf. NULL: one. */
+  int64_t (*units)(const cqsa_attention_leaf *leaf);
+} cqsa_attention_impl;
+
+/* out = merge of a and b, `rows` rows of head_dim_v; strides in elements, up to 4 leading axes. */
+typedef struct cqsa_merge_leaf {
+  int64_t shape[4]; /* leading axes, 1 where unused */
+  int64_t head_dim_v;
+  const float *out_a, *lse_a, *out_b, *lse_b;
+  float *out, *lse;
+  int64_t out_a_stride[5], out_b_stride[5], out_stride[5]; /* 4 leading axes, channel */
+  int64_t lse_a_stride[4], lse_b_stride[4], lse_stride[4];
+} cqsa_merge_leaf;
+
+typedef struct cqsa_device_properties {
+  char name[128];
+  char arch[32];               /* "avx512", "sm_90" */
+  uint64_t total_bytes;        /* device memory (host memory for the CPU) */
+  uint64_t free_bytes;         /* now */
+  int32_t compute_units;       /* cores, SMs, CUs */
+  int32_t reserved;
+} cqsa_device_properties;
+
+enum { CQSA_COPY_TO_DEVICE = 0, CQSA_COPY_TO_HOST = 1, CQSA_COPY_ON_DEVICE = 2 };
+
+enum {
+  /* Device memory is host memory: operands are used in place, launches are synchronous and use cqsa_exec, and the memory,
+   * stream, event and copy functions below are NULL. */
+  CQSA_BACKEND_HOST = 1 << 0
+};
+
+/* Functions return a status; the text of a failure comes from last_error() of the same thread. */
+typedef struct cqsa_backend_v1 {
+  uint32_t struct_size;
+  uint32_t flags;       /* CQSA_BACKEND_HOST */
+  const char *name;     /* "cpu" */
+  const char *build_id; /* equal to the core's */
+  int32_t device_type;  /* CQSA_DEVICE_* of its device memory */
+  int32_t pinned_type;  /* CQSA_DEVICE_* of its pinned host memory, or 0 */
+  const char *(*last_error)(void);
+  /* CQSA_BACKEND_READY or why not, with a text. */
+  int32_t (*state)(char *reason, uint64_t reason_size);
+  int32_t (*device_count)(void);
+  cqsa_status (*device_properties)(int32_t device, cqsa_device_properties *properties_out);
+  /* Measured rates; see core's hardware model. FLOP/s of the default implementation for a head_dim, 0: not measurable. */
+  double (*compute_rate)(int32_t device, int64_t head_dim, cqsa_dtype dtype, const cqsa_exec *exec);
+  cqsa_status (*device_open)(int32_t device, void **device_out);
+  void (*device_close)(void *device);
+
+  /* Memory. alloc returns OUT_OF_DEVICE_MEMORY / OUT_OF_PINNED_MEMORY. */
+  cqsa_status (*device_alloc)(void *device, uint64_t bytes, void **memory_out);
+  void (*device_free)(void *device, void *memory);
+  cqsa_status (*pinned_alloc)(void *device, uint64_t bytes, void **memory_out);
+  void (*pinned_free)(void *device, void *memory);
+  /* Streams and events. Work on one stream is in order; streams are not ordered among each other but by events. */
+  cqsa_status (*stream_create)(void *device, void **stream_out);
+  void (*stream_destroy)(void *device, void *stream);
+  cqsa_status (*stream_sync)(void *device, void *stream);
+  cqsa_status (*event_create)(void *device, void **event_out);
+  void (*event_destroy)(void *device, void *event);
+  cqsa_status (*event_record)(void *device, void *event, void *stream);
+  cqsa_status (*event_sync)(void *device, void *event);           /* host waits */
+  cqsa_status (*stream_wait)(void *device, void *stream, void *event); /* stream waits */
+  /* In stream order. Host memory that is not pinned has been read when a copy to the device returns. */
+  cqsa_status (*copy)(void *device, void *to, const void *from, uint64_t bytes, int32_t direction, void *stream);
+
+  /* Leaf operations. */
+  const cqsa_attention_impl *attention;
+  int32_t num_attention;
+  cqsa_status (*merge)(void *device, const cqsa_merge_leaf *leaf, const cqsa_exec *exec, void *stream);
+} cqsa_backend_v1;
+
+typedef struct cqsa_host_v1 {
+  uint32_t struct_size;
+  int32_t abi_version;
+  const char *build_id;
+} cqsa_host_v1;
+
+/* The one export of a plugin. Returns CQSA_OK with the struct (static, never freed), or ABI_MISMATCH. The plugin copies
+ * nothing from host and keeps no pointer into it: two copies of the core may share one plugin. */
+typedef cqsa_status (*cqsa_backend_entry_fn)(const cqsa_host_v1 *host, const cqsa_backend_v1 **backend_out);
+#define CQSA_BACKEND_ENTRY "cqsa_backend_entry_v1"
+
+/* The CPU backend, linked in. */
+const cqsa_backend_v1 *cqsa_cpu_backend(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* CQSA_BACKEND_H */

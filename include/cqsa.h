@@ -1,0 +1,595 @@
+/* cqsa.h - exact attention under any memory budget, from any language.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * libcqsa computes exact softmax attention, whatever memory it is given. The caller names a budget; the library plans,
+ * splits, streams and merges, and the result is the attention of the whole sequence. This header is the whole public API.
+ * It is C99, includes only <stdint.h>, and is written to be read from top to bottom.
+ *
+ * The shortest complete use (README.md has it as a program):
+ *
+ *     cqsa_context *context = NULL;
+ *     cqsa_context_create(NULL, &context);                        // NULL: all defaults, best backend of this machine
+ *     cqsa_attention_params params = CQSA_ATTENTION_PARAMS_INIT;  // all zero: shapes are taken from the tensors
+ *     cqsa_attention_args args = CQSA_ATTENTION_ARGS_INIT;
+ *     args.q = &q; args.k = &k; args.v = &v; args.out = &out;     // cqsa_tensor views of the caller's memory
+ *     if (cqsa_attention(context, &params, &args, NULL) != CQSA_OK) puts(cqsa_last_error());
+ *     cqsa_context_destroy(context);
+ *
+ * Contents
+ *   1. Rules that hold for every function      6. Backends
+ *   2. Version and build                       7. Context
+ *   3. Status and errors                       8. Attention: what is asked (params) and with what (args)
+ *   4. Data types and tensors                  9. One call, or plan / describe / execute
+ *   5. Callbacks                              10. Merge of partial results
+ */
+#ifndef CQSA_H
+#define CQSA_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#define CQSA_API
+#elif defined(__GNUC__)
+#define CQSA_API __attribute__((visibility("default")))
+#else
+#define CQSA_API
+#endif
+
+/* ================================================================================================================
+ * 1. Rules that hold for every function
+ *
+ * - Structs that cross this boundary begin with `struct_size` (set it to sizeof, or use the *_INIT macro or the *_init
+ *   function) and `flags` (an unknown bit is an error). All other fields zero is a usable default. New fields are only ever
+ *   appended and mean "as before" when zero, so a program built against an older or a newer header works: the library
+ *   copies the smaller size, and accepts a larger caller struct when its unknown tail is zero.
+ * - Every function that can fail returns a cqsa_status. On failure no output byte is changed (except that a run which
+ *   began and was then cancelled, or failed at run time, leaves its outputs undefined), nothing leaks, the next call works,
+ *   and cqsa_last_error() says in one sentence what was wrong.
+ * - The library never aborts, prints, throws, or reads the environment after its first use.
+ * - Sizes, strides and positions are int64_t; byte counts are uint64_t; strides count elements, not bytes.
+ * - Thread classes, stated for each function:
+ *     free       any thread, any time
+ *     shared     any thread; takes a lock inside
+ *     const      any number of threads at once on the same object
+ *     exclusive  one thread at a time for the same object
+ * - Text is UTF-8 and zero-terminated. Functions that fill a text buffer take (buffer, size) and report the length needed
+ *   without the zero; a buffer that is too small gets the truncated, terminated text. buffer may be NULL when size is 0.
+ * ================================================================================================================ */
+
+/* ================================================================================================================
+ * 2. Version and build
+ * ================================================================================================================ */
+
+#define CQSA_VERSION_MAJOR 0
+#define CQSA_VERSION_MINOR 1
+#define CQSA_VERSION_PATCH 0
+/* 0x00MMmmpp: major, minor, patch, one byte each. */
+#define CQSA_VERSION ((CQSA_VERSION_MAJOR << 16) | (CQSA_VERSION_MINOR << 8) | CQSA_VERSION_PATCH)
+/* The number in the soname, libcqsa.so.0. It changes when a binary interface breaks. */
+#define CQSA_ABI_VERSION 0
+
+/* Packed version of the loaded library, comparable with CQSA_VERSION. Thread class: free. Since 0.1. */
+CQSA_API int32_t cqsa_version(void);
+/* ABI number of the loaded library, comparable with CQSA_ABI_VERSION. Thread class: free. Since 0.1. */
+CQSA_API int32_t cqsa_abi_version(void);
+/* "0.1.0". Static text. Thread class: free. Since 0.1. */
+CQSA_API const char *cqsa_version_string(void);
+/* How the library was built, as JSON: version, git id, compiler, build type, CPU targets and GPU architectures compiled in.
+ * Static text. Thread class: free. Since 0.1. */
+CQSA_API const char *cqsa_build_info(void);
+
+/* ================================================================================================================
+ * 3. Status and errors
+ * ================================================================================================================ */
+
+/* 0 is success; 1-19 the caller's mistake; 20-39 not available here; 40-59 resources; 60-79 run time; 80 a defect of ours.
+ * The values are pinned for ever. */
+typedef int32_t cqsa_status;
+enum {
+  CQSA_OK = 0,
+
+  CQSA_ERROR_INVALID_ARGUMENT = 1, /* a value is outside its range, or two values contradict each other */
+  CQSA_ERROR_STRUCT_SIZE = 2,      /* struct_size is not one that any version had, or an unknown tail is not zero */
+  CQSA_ERROR_UNKNOWN_FLAG = 3,     /* a bit of flags, or an enum value, that this version does not know */
+  CQSA_ERROR_NULL_POINTER = 4,     /* a required pointer, or the data of a non-empty tensor, is NULL */
+  CQSA_ERROR_SHAPE = 5,            /* a tensor has the wrong number of axes or sizes; or a shape product overflows */
+  CQSA_ERROR_DTYPE = 6,            /* a tensor has another element type than wanted */
+  CQSA_ERROR_STRIDES = 7,          /* an output whose own elements overlap, or an offset that overflows */
+  CQSA_ERROR_DEVICE = 8,           /* a tensor lives on a device that this context cannot use */
+  CQSA_ERROR_OVERLAP = 9,          /* an output overlaps an input or another output */
+  CQSA_ERROR_INDEX = 10,           /* cu_seqlens, seqused_k or a page id is out of its range */
+  CQSA_ERROR_WORKSPACE = 11,       /* the caller's workspace is too small, misaligned or not initialised */
+
+  CQSA_ERROR_UNSUPPORTED = 20,         /* valid, but no implementation of this backend takes it */
+  CQSA_ERROR_BACKEND_NOT_FOUND = 21,   /* no plugin of that name in any folder searched */
+  CQSA_ERROR_BACKEND_LOAD_FAILED = 22, /* the plugin is there, but does not load or has no entry point */
+  CQSA_ERROR_ABI_MISMATCH = 23,        /* the plugin belongs to another build of the library */
+  CQSA_ERROR_NO_DRIVER = 24,           /* the vendor's driver is absent or too old */
+  CQSA_ERROR_NO_DEVICE = 25,           /* no such device in this machine */
+  CQSA_ERROR_NO_DEVICE_CODE = 26,      /* this build has no code for the device's architecture */
+
+  CQSA_ERROR_BUDGET_TOO_SMALL = 40,     /* no schedule fits the budget; the message states the least that works */
+  CQSA_ERROR_OUT_OF_HOST_MEMORY = 41,   /* an allocation of host memory failed */
+  CQSA_ERROR_OUT_OF_DEVICE_MEMORY = 42, /* an allocation of device memory failed and no retry could help */
+  CQSA_ERROR_OUT_OF_PINNED_MEMORY = 43, /* an allocation of pinned host memory failed and no retry could help */
+
+  CQSA_ERROR_CANCELLED = 60, /* the cancel flag was set, or a progress callback asked to stop */
+  CQSA_ERROR_CALLBACK = 61,  /* a callback failed: parallel_for returned non-zero or left tasks out */
+  CQSA_ERROR_RUNTIME = 62,   /* the device or its driver reported a failure */
+
+  CQSA_ERROR_INTERNAL = 80 /* a defect of the library; please report it with the message */
+};
+
+/* The name of a status, "CQSA_ERROR_SHAPE"; "CQSA_ERROR_UNKNOWN" for other numbers. Static text.
+ * Thread class: free. Since 0.1. */
+CQSA_API const char *cqsa_status_string(cqsa_status status);
+
+/* What went wrong in the last failing call of this thread: one sentence naming the argument, what it was and what was
+ * wanted. "" before the first failure. Valid until the next failing call of the same thread, at most 511 bytes.
+ * Thread class: free. Since 0.1. */
+CQSA_API const char *cqsa_last_error(void);
+
+/* ================================================================================================================
+ * 4. Data types and tensors
+ * ================================================================================================================ */
+
+/* An element type: the four bytes of DLPack's DLDataType {code, bits, lanes} read as a little-endian number, so that a
+ * DLTensor can be passed as it is. 0 means "not given". */
+typedef int32_t cqsa_dtype;
+enum {
+  CQSA_DTYPE_NONE = 0,
+  CQSA_DTYPE_I8 = 0x00010800,
+  CQSA_DTYPE_I32 = 0x00012000,
+  CQSA_DTYPE_I64 = 0x00014000,
+  CQSA_DTYPE_U8 = 0x00010801,
+  CQSA_DTYPE_F16 = 0x00011002,
+  CQSA_DTYPE_F32 = 0x00012002,
+  CQSA_DTYPE_F64 = 0x00014002,
+  CQSA_DTYPE_BF16 = 0x00011004,
+  CQSA_DTYPE_BOOL = 0x00010806,
+  CQSA_DTYPE_E4M3FN = 0x0001080A,
+  CQSA_DTYPE_E5M2 = 0x0001080C
+};
+
+/* Kinds of device, with DLPack's numbers. */
+enum {
+  CQSA_DEVICE_CPU = 1,
+  CQSA_DEVICE_CUDA = 2,
+  CQSA_DEVICE_CUDA_HOST = 3, /* host memory pinned by CUDA */
+  CQSA_DEVICE_ROCM = 10,
+  CQSA_DEVICE_ROCM_HOST = 11, /* host memory pinned by HIP */
+  CQSA_DEVICE_EXT = 12        /* memory of an out-of-tree backend */
+};
+
+/* A view of the caller's memory: byte for byte DLPack's DLTensor (48 bytes), and frozen for ever, which is why it alone has
+ * no struct_size. The library never keeps one beyond the call. Element i,j,.. lives at
+ * data + byte_offset + (i*strides[0] + j*strides[1] + ..) * bytes per element. Any strides, 0 and negative included. */
+typedef struct cqsa_tensor {
+  void *data;
+  int32_t device_type; /* CQSA_DEVICE_* */
+  int32_t device_id;
+  int32_t ndim;
+  cqsa_dtype dtype;
+  int64_t *shape;   /* ndim sizes */
+  int64_t *strides; /* ndim strides in elements, or NULL: compact row-major */
+  uint64_t byte_offset;
+} cqsa_tensor;
+
+/* ================================================================================================================
+ * 5. Callbacks. They may be called from any thread unless stated otherwise, must not throw or longjmp, and must not call
+ * functions of this library on the context that is calling them.
+ * ================================================================================================================ */
+
+/* Host memory for the library. `alignment` is a power of two, at most 4096. NULL from allocate = out of memory.
+ * release gets the same byte count that allocate got. */
+typedef struct cqsa_allocator {
+  uint32_t struct_size;
+  uint32_t flags; /* none yet */
+  void *user;
+  void *(*allocate)(void *user, uint64_t bytes, uint64_t alignment);
+  void (*release)(void *user, void *memory, uint64_t bytes);
+} cqsa_allocator;
+#define CQSA_ALLOCATOR_INIT { sizeof(cqsa_allocator), 0, 0, 0, 0 }
+
+/* Levels of a log message. */
+enum { CQSA_LOG_DEBUG = 0, CQSA_LOG_INFO = 1, CQSA_LOG_WARNING = 2 };
+/* One line, without the newline. */
+typedef void (*cqsa_log_fn)(void *user, int32_t level, const char *message);
+
+/* Called by a blocking run from the thread that called it, between tiles: `done` of `total` tiles (0 <= done <= total, done
+ * never falls). Return 0 to go on, anything else to cancel (CQSA_ERROR_CANCELLED). */
+typedef int32_t (*cqsa_progress_fn)(void *user, int64_t done, int64_t total);
+
+/* Runs task(data, i) once for each i in [0, num_tasks), in any order, at once or one after the other, and returns 0 when all
+ * have ended. A task never waits for another one. Lets an engine lend its own threads. */
+typedef int32_t (*cqsa_parallel_for_fn)(void *user, int64_t num_tasks, void (*task)(void *data, int64_t index), void *data);
+
+/* ================================================================================================================
+ * 6. Backends: "cpu" is always there; others are plugins, libcqsa_<name>.so, looked for in the folder of the context
+ * parameter `backend_path`, then in the absolute path CQSA_BACKEND_PATH of the environment, then beside the library itself; never in the
+ * current folder. A plugin is loaded at the first context or query that needs it, not before.
+ * ================================================================================================================ */
+
+enum {
+  CQSA_BACKEND_READY = 0,
+  CQSA_BACKEND_NOT_FOUND = 1,
+  CQSA_BACKEND_LOAD_FAILED = 2,
+  CQSA_BACKEND_ABI_MISMATCH = 3,
+  CQSA_BACKEND_NO_DRIVER = 4,
+  CQSA_BACKEND_NO_DEVICE = 5,
+  CQSA_BACKEND_NO_DEVICE_CODE = 6
+};
+
+typedef struct cqsa_backend_info {
+  uint32_t struct_size;
+  uint32_t flags; /* none yet */
+  int32_t state;  /* CQSA_BACKEND_* */
+  int32_t device_count;
+  char name[32];
+  char reason[512]; /* why it is not ready: what was looked for, where, and what was found; "" when ready */
+  char device[128]; /* name of device 0, "" without one */
+} cqsa_backend_info;
+#define CQSA_BACKEND_INFO_INIT { sizeof(cqsa_backend_info), 0, 0, 0, "", "", "" }
+CQSA_API void cqsa_backend_info_init(cqsa_backend_info *info, uint64_t size);
+
+/* Name of the index-th backend that this version knows ("cpu" first), NULL past the end. Static text.
+ * Thread class: free. Since 0.1. */
+CQSA_API const char *cqsa_backend_name(int32_t index);
+
+/* State of one backend. A backend that is absent is not an error of this call: it returns CQSA_OK and info_out->state says
+ * so. backend_path: folder to look in first, or NULL. Errors: name NULL, empty or with characters other than a-z, 0-9, _.
+ * Thread class: shared. Since 0.1. */
+CQSA_API cqsa_status cqsa_backend_query(const char *name, const char *backend_path, cqsa_backend_info *info_out);
+
+/* ================================================================================================================
+ * 7. Context: a backend, a device, its threads and its allocator
+ * ================================================================================================================ */
+
+typedef struct cqsa_context cqsa_context;
+
+typedef struct cqsa_context_params {
+  uint32_t struct_size;
+  uint32_t flags;               /* none yet */
+  const char *backend;          /* "cpu", "cuda", ..; NULL or "auto": the first ready GPU backend, else "cpu" */
+  const char *backend_path;     /* absolute folder in which plugins are looked for first, or NULL */
+  int32_t device;               /* index of the device within the backend */
+  int32_t num_threads;          /* host threads a call may use, the caller's included; 0: one per core available */
+  const cqsa_allocator *allocator;   /* copied; NULL: aligned malloc */
+  cqsa_parallel_for_fn parallel_for; /* NULL: the context's own threads, started at first need */
+  void *parallel_for_user;
+  cqsa_log_fn log; /* NULL: silent */
+  void *log_user;
+} cqsa_context_params;
+#define CQSA_CONTEXT_PARAMS_INIT { sizeof(cqsa_context_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+CQSA_API void cqsa_context_params_init(cqsa_context_params *params, uint64_t size);
+
+/* Makes a context. params NULL: all defaults. Errors: BACKEND_* and NO_* with the reason when a backend asked by name is not
+ * ready; NO_DEVICE for a device index out of range. Thread class: shared. Since 0.1. */
+CQSA_API cqsa_status cqsa_context_create(const cqsa_context_params *params, cqsa_context **context_out);
+
+/* Drops the caller's reference. Plans keep their context alive, so the order of destruction does not matter. NULL is fine.
+ * Threads are joined when the last reference goes. Thread class: exclusive. Since 0.1. */
+CQSA_API void cqsa_context_destroy(cqsa_context *context);
+
+/* Name of the backend in use, "cpu". Lives as long as the context. NULL context: "". Thread class: const. Since 0.1. */
+CQSA_API const char *cqsa_context_backend(const cqsa_context *context);
+
+/* The measured properties of the context's device as the JSON document that cqsa_attention_plan_create_for() reads: memory,
+ * compute rate per head_dim, copy rates, launch cost. Measured at the first call, in under a second, then kept.
+ * Thread class: shared. Since 0.1. */
+CQSA_API cqsa_status cqsa_context_hardware(const cqsa_context *context, char *buffer, uint64_t size, uint64_t *length_out);
+
+/* ================================================================================================================
+ * 8. Attention: what is asked (params) and with what (args)
+ *
+ * For batch b, query head h and key head g = h / (num_heads / num_kv_heads):
+ *
+ *     s[i,j]   = softmax_scale * dot(q[b,h,i,:], k[b,g,j,:])
+ *     s[i,j]   = softcap * tanh(s[i,j] / softcap)            if softcap > 0
+ *     s[i,j]  += bias[b,h,i,j] - slope[h] * |i + off - j|    where given
+ *     s[i,j]   = -inf                                        where the mask, the causal rule or the window hides key j
+ *     p[i,:]   = softmax(s[i,:])                             with one extra logit sinks[h] in the sum, where given
+ *     out[b,h,i,:] = sum_j p[i,j] * v[b,g,j,:]
+ *     lse[b,h,i]   = ln(sum_j exp(s[i,j]))                   natural logarithm, the sink included
+ *
+ * Shapes (any strides):
+ *   batched   q, out [batch, num_heads, seqlen_q, head_dim | head_dim_v]   k, v [batch, num_kv_heads, seqlen_k, ..]
+ *             lse [batch, num_heads, seqlen_q]. A [batch, seq, heads, dim] array is passed as such a view by its strides.
+ *   varlen    q, out [total_q, num_heads, ..]  k, v [total_k, num_kv_heads, ..]  lse [num_heads, total_q];
+ *             segment b has rows cu_seqlens_q[b] .. cu_seqlens_q[b+1] (empty ones are legal). Rows past the last segment
+ *             get out = 0 and lse = -inf.
+ *   paged     k, v are pools [num_pages, page_size, num_kv_heads, ..]; key j of sequence b is row j % page_size of page
+ *             page_table[b, j / page_size]; page id -1 hides its keys. q is batched or varlen.
+ * Rules:
+ *   - A row with no visible key has out = 0 and lse = -inf (with a sink: lse = sink). Never NaN.
+ *   - Only structure hides a key: the causal rule, the window, a false mask element, a page id of -1, or a logit that is
+ *     actually -inf. A very negative finite logit does not. Hidden and padded k/v may hold NaN and change nothing.
+ *   - Positions: off = 0 for CQSA_CAUSAL_TOP_LEFT, seqlen_k - seqlen_q otherwise, with the lengths of the segment.
+ *   - Sums and the softmax are in f32 or better whatever the types are, f32 inputs are computed in f32, and out is rounded once.
+ *   - A given plan always gives the same bits. No dropout.
+ * ================================================================================================================ */
+
+enum {
+  CQSA_CAUSAL_NONE = 0,
+  CQSA_CAUSAL_TOP_LEFT = 1,    /* key j is visible to query i iff j <= i (PyTorch, ONNX) */
+  CQSA_CAUSAL_BOTTOM_RIGHT = 2 /* iff j <= i + seqlen_k - seqlen_q (FlashAttention >= 2.1, MLX) */
+};
+
+enum {
+  CQSA_SCHEDULE_AUTO = 0,
+  CQSA_SCHEDULE_DIRECT = 1, /* one pass over everything */
+  CQSA_SCHEDULE_STREAM = 2, /* query tiles stay, windows of keys and values pass by */
+  CQSA_SCHEDULE_CQS = 3     /* stateless tasks over cyclic quorum sets of chunks */
+};
+
+/* Where operands live, as seen from the context's device. */
+enum {
+  CQSA_MEMORY_HOST = 0,   /* ordinary host memory */
+  CQSA_MEMORY_PINNED = 1, /* page-locked host memory */
+  CQSA_MEMORY_DEVICE = 2, /* memory of the context's device */
+  CQSA_MEMORY_TILE = 3    /* in cqsa_plan_info only: on the device, but never more than a tile of it */
+};
+
+/* Shape of the scales of 8-bit keys and values. */
+enum {
+  CQSA_SCALE_NONE = 0,   /* no scale tensor: factor 1 (not for int8) */
+  CQSA_SCALE_TENSOR = 1, /* fp8: one f32 */
+  CQSA_SCALE_HEAD = 2,   /* fp8: f32 [num_kv_heads] */
+  CQSA_SCALE_TOKEN = 3,  /* fp8: f32 with k's axes but the last */
+  CQSA_SCALE_GROUP = 4   /* int8: f16 with k's axes but the last, then ceil(head_dim / kv_group) */
+};
+
+/* Bits of cqsa_attention_params.flags. */
+enum {
+  CQSA_ATTENTION_WINDOW = 1 << 0,    /* window_left and window_right count */
+  CQSA_ATTENTION_VARLEN = 1 << 1,    /* cu_seqlens_q, and cu_seqlens_k unless paged */
+  CQSA_ATTENTION_PAGED = 1 << 2,     /* page_table */
+  CQSA_ATTENTION_SEQUSED_K = 1 << 3, /* seqused_k */
+  CQSA_ATTENTION_MASK = 1 << 4,      /* mask */
+  CQSA_ATTENTION_BIAS = 1 << 5,      /* bias */
+  CQSA_ATTENTION_ALIBI = 1 << 6,     /* alibi_slopes */
+  CQSA_ATTENTION_SINKS = 1 << 7,     /* sinks */
+  CQSA_ATTENTION_LSE = 1 << 8,       /* lse is wanted */
+  /* A row's bits do not depend on which other rows and batch items are computed with it, nor on the budget. */
+  CQSA_ATTENTION_BATCH_INVARIANT = 1 << 9,
+  /* Forward is always reproducible; the flag is accepted so that callers can state the wish. */
+  CQSA_ATTENTION_DETERMINISTIC = 1 << 10
+};
+
+/* Axes along which a mask or a bias is the same (size 1, or stride 0): bits of mask_broadcast and bias_broadcast. */
+enum {
+  CQSA_BROADCAST_BATCH = 1 << 0,
+  CQSA_BROADCAST_HEAD = 1 << 1,
+  CQSA_BROADCAST_QUERY = 1 << 2,
+  CQSA_BROADCAST_KEY = 1 << 3
+};
+
+/* All that decides the plan. In cqsa_attention() the shapes, dtypes, places and presence flags may be left out: with
+ * num_heads = 0 all of them are taken from the tensors in args. cqsa_attention_params_of() does the same for a plan. */
+typedef struct cqsa_attention_params {
+  uint32_t struct_size;
+  uint32_t flags; /* CQSA_ATTENTION_* */
+
+  int64_t batch; /* sequences; 0 is an empty problem */
+  int64_t num_heads;
+  int64_t num_kv_heads; /* divides num_heads */
+  int64_t head_dim;     /* 1..576 */
+  int64_t head_dim_v;   /* 1..512 */
+  int64_t seqlen_q;     /* varlen: the longest segment, or an upper bound */
+  int64_t seqlen_k;     /* varlen, paged: likewise */
+  int64_t total_q;      /* varlen: rows of q; otherwise 0 */
+  int64_t total_k;      /* varlen and not paged: rows of k; otherwise 0 */
+  int64_t page_size;    /* paged: keys in a page, >= 1; otherwise 0 */
+  int64_t num_pages;    /* paged: pages in the pool; otherwise 0 */
+
+  cqsa_dtype dtype_q;    /* F32, F16, BF16; F64 is computed by the reference */
+  cqsa_dtype dtype_kv;   /* as q, or I8, E4M3FN, E5M2 */
+  cqsa_dtype dtype_out;  /* F32, F16, BF16 (F64 with F64); NONE: as q */
+  cqsa_dtype dtype_bias; /* F32, F16, BF16 (F64 with F64); NONE without a bias */
+  int32_t scale_k;       /* CQSA_SCALE_* of k_scale */
+  int32_t scale_v;       /* CQSA_SCALE_* of v_scale */
+  int64_t kv_group;      /* int8: channels that share a scale: 32, 64 or 128; otherwise 0 */
+
+  int32_t memory_q;  /* CQSA_MEMORY_*: place of q, and of mask, bias and the small operands */
+  int32_t memory_kv; /* place of k, v and their scales */
+  int32_t memory_out;
+  int32_t causal;       /* CQSA_CAUSAL_* */
+  int64_t window_left;  /* with CQSA_ATTENTION_WINDOW: key j is visible iff i+off-left <= j <= i+off+right, */
+  int64_t window_right; /* both inclusive; -1: no limit on that side */
+  double softmax_scale; /* 0: 1/sqrt(head_dim) */
+  double softcap;       /* 0: none */
+  double dropout;       /* must be 0: there is no dropout */
+  uint32_t mask_broadcast; /* CQSA_BROADCAST_* */
+  uint32_t bias_broadcast;
+
+  /* The budget: what the library itself may allocate for the call, in bytes; operands and outputs are not counted, nor are
+   * the device driver's own context and code. 0: no limit. On the CPU backend max_host_bytes is the one that binds. */
+  uint64_t max_device_bytes;
+  uint64_t max_host_bytes; /* pageable host memory */
+  uint64_t max_pinned_bytes;
+
+  int32_t schedule; /* CQSA_SCHEDULE_* */
+  int32_t cqs_c;    /* with CQSA_SCHEDULE_CQS: number of chunks, 3 7 13 21 31 57 73 91 133; 0: the planner chooses */
+  int32_t cqs_itr;  /* depth, 1..3; 0: the planner chooses */
+  int32_t reserved; /* 0 */
+  int64_t tile_q;   /* rows that stay resident at a time; 0: the planner chooses */
+  int64_t tile_k;   /* keys that are resident at a time; 0: the planner chooses */
+} cqsa_attention_params;
+#define CQSA_ATTENTION_PARAMS_INIT                                                                                         \
+  { sizeof(cqsa_attention_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, \
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+CQSA_API void cqsa_attention_params_init(cqsa_attention_params *params, uint64_t size);
+
+/* What a run did; filled by cqsa_attention() and cqsa_attention_execute() when args.info is given. */
+typedef struct cqsa_run_info {
+  uint32_t struct_size;
+  uint32_t flags; /* none yet */
+  uint64_t peak_device_bytes; /* real high-water marks of what the library allocated (or carved from the caller's workspace) */
+  uint64_t peak_host_bytes;
+  uint64_t peak_pinned_bytes;
+  uint64_t bytes_in;  /* bytes copied to the device */
+  uint64_t bytes_out; /* bytes copied back */
+  int64_t tasks;      /* leaf calls made */
+  double seconds;     /* wall time of the run */
+  int32_t retries;    /* re-plans after a failed allocation */
+  int32_t reserved;
+} cqsa_run_info;
+#define CQSA_RUN_INFO_INIT { sizeof(cqsa_run_info), 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0 }
+CQSA_API void cqsa_run_info_init(cqsa_run_info *info, uint64_t size);
+
+/* The operands of one run. Optional ones are NULL exactly when params do not announce them. */
+typedef struct cqsa_attention_args {
+  uint32_t struct_size;
+  uint32_t flags; /* none yet */
+  const cqsa_tensor *q;
+  const cqsa_tensor *k;
+  const cqsa_tensor *v;
+  const cqsa_tensor *k_scale;      /* see CQSA_SCALE_* */
+  const cqsa_tensor *v_scale;
+  const cqsa_tensor *mask;         /* bool or u8 [batch|1, num_heads|1, seqlen_q|1, seqlen_k|1]; 0 hides the key */
+  const cqsa_tensor *bias;         /* same shape rule; added to the scaled, capped logit */
+  const cqsa_tensor *alibi_slopes; /* f32 [num_heads] or [batch, num_heads] */
+  const cqsa_tensor *sinks;        /* f32 [num_heads] */
+  const cqsa_tensor *cu_seqlens_q; /* i32 or i64 [batch + 1], begins with 0, never falls */
+  const cqsa_tensor *cu_seqlens_k; /* same type as cu_seqlens_q */
+  const cqsa_tensor *seqused_k;    /* i32 or i64 [batch]: keys in use, at most the length of the segment */
+  const cqsa_tensor *page_table;   /* i32 [batch, pages per sequence] */
+  const cqsa_tensor *out;          /* output */
+  const cqsa_tensor *lse;          /* output, f32 (f64 with F64); see the shapes above */
+  void *workspace;                 /* NULL: the library allocates; else see cqsa_workspace_query() */
+  uint64_t workspace_bytes;
+  const int32_t *cancel; /* NULL, or a flag the caller may set from any thread: non-zero stops the run between tiles */
+  cqsa_progress_fn progress;
+  void *progress_user;
+  cqsa_run_info *info; /* NULL, or filled with what the run did */
+} cqsa_attention_args;
+#define CQSA_ATTENTION_ARGS_INIT \
+  { sizeof(cqsa_attention_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+CQSA_API void cqsa_attention_args_init(cqsa_attention_args *args, uint64_t size);
+
+/* Fills the shapes, dtypes, places and presence flags of params_inout from the tensors of args, leaving all other fields.
+ * Errors: as cqsa_attention(). Thread class: free. Since 0.1. */
+CQSA_API cqsa_status cqsa_attention_params_of(const cqsa_context *context, const cqsa_attention_args *args,
+                                              cqsa_attention_params *params_inout);
+
+/* ================================================================================================================
+ * 9. One call, or plan / describe / execute
+ * ================================================================================================================ */
+
+typedef struct cqsa_plan cqsa_plan;
+
+/* Attention in one call: plans, allocates within the budget, runs, and returns when the result is there. stream: NULL.
+ * Errors: any of section 3; the budget contract of section 8 holds. Thread class: const (context). Since 0.1. */
+CQSA_API cqsa_status cqsa_attention(cqsa_context *context, const cqsa_attention_params *params,
+                                    const cqsa_attention_args *args, void *stream);
+
+/* Would cqsa_attention_plan_create() take these params here? Same status, same message, no plan.
+ * Thread class: const (context). Since 0.1. */
+CQSA_API cqsa_status cqsa_attention_query(const cqsa_context *context, const cqsa_attention_params *params);
+
+/* Makes an immutable plan; it keeps the context alive. Errors: the params' own, UNSUPPORTED, BUDGET_TOO_SMALL.
+ * Thread class: const (context). Since 0.1. */
+CQSA_API cqsa_status cqsa_attention_plan_create(cqsa_context *context, const cqsa_attention_params *params,
+                                                cqsa_plan **plan_out);
+
+/* Plans for a machine that need not be here, described as JSON (docs/planning.md lists the keys; cqsa_context_hardware()
+ * prints one). Such a plan can be described and explained, not executed. Thread class: free. Since 0.1. */
+CQSA_API cqsa_status cqsa_attention_plan_create_for(const char *hardware_json, const cqsa_attention_params *params,
+                                                    cqsa_plan **plan_out);
+
+/* Destroys a plan that no thread is executing. NULL is fine. Thread class: exclusive. Since 0.1. */
+CQSA_API void cqsa_plan_destroy(cqsa_plan *plan);
+
+typedef struct cqsa_plan_info {
+  uint32_t struct_size;
+  uint32_t flags;     /* none yet */
+  int32_t schedule;   /* CQSA_SCHEDULE_*, never AUTO */
+  int32_t cqs_c;      /* 0 unless CQS */
+  int32_t cqs_itr;    /* 0 unless CQS */
+  int32_t in_flight;  /* tiles or tasks worked on at once: threads on a CPU, buffers on a device */
+  int64_t tasks;      /* leaf calls */
+  int64_t tile_q;     /* rows resident at a time */
+  int64_t tile_k;     /* keys resident at a time */
+  uint64_t peak_device_bytes; /* never exceeded by the run, never above the budget */
+  uint64_t peak_host_bytes;
+  uint64_t peak_pinned_bytes;
+  uint64_t workspace_bytes; /* see cqsa_workspace_query() */
+  uint64_t bytes_in;        /* copied to the device */
+  uint64_t bytes_out;       /* copied back */
+  double flops;             /* 2 * (head_dim + head_dim_v) * pairs of query and key that causality and window leave */
+  double seconds;           /* predicted from measured rates */
+  int32_t place_q;   /* CQSA_MEMORY_*: where the operands are while the kernels work */
+  int32_t place_kv;
+  int32_t place_acc; /* where the f32 accumulator lives */
+  int32_t place_out;
+  char implementation[64]; /* entry of the dispatch list, "cpu_avx512" */
+  char backend[32];
+} cqsa_plan_info;
+#define CQSA_PLAN_INFO_INIT { sizeof(cqsa_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, "", "" }
+CQSA_API void cqsa_plan_info_init(cqsa_plan_info *info, uint64_t size);
+
+/* The plan in numbers. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_plan_describe(const cqsa_plan *plan, cqsa_plan_info *info_out);
+
+/* The plan as one line that states every automatic choice: schedule, c, itr, tasks, tiles, where q, k/v and the accumulator
+ * live, in flight, output, implementation, bytes. With info of a run: the same line with what really happened.
+ * info may be NULL. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_plan_line(const cqsa_plan *plan, const cqsa_run_info *info, char *buffer, uint64_t size,
+                                    uint64_t *length_out);
+
+/* Why this plan: every candidate with its time, its peaks and why it lost, and why each earlier implementation declined.
+ * Text of several lines. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_plan_explain(const cqsa_plan *plan, char *buffer, uint64_t size, uint64_t *length_out);
+
+/* The plan as a JSON object. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_plan_json(const cqsa_plan *plan, char *buffer, uint64_t size, uint64_t *length_out);
+
+/* Bytes of workspace with which cqsa_attention_execute() allocates nothing of that kind itself: host memory on the CPU
+ * backend, device memory otherwise. Aligned to CQSA_WORKSPACE_ALIGNMENT. Exact: one byte less is refused.
+ * Thread class: const. Since 0.1. */
+#define CQSA_WORKSPACE_ALIGNMENT 64
+CQSA_API cqsa_status cqsa_workspace_query(const cqsa_plan *plan, uint64_t *bytes_out);
+
+/* Prepares a workspace, once, before its first use with this plan. A workspace serves one run at a time.
+ * Thread class: const (plan), exclusive (workspace). Since 0.1. */
+CQSA_API cqsa_status cqsa_workspace_init(const cqsa_plan *plan, void *workspace, uint64_t bytes);
+
+/* Runs a plan on operands that match its params. Blocking. Thread class: const (plan), each run with its own workspace.
+ * Since 0.1. */
+CQSA_API cqsa_status cqsa_attention_execute(const cqsa_plan *plan, const cqsa_attention_args *args, void *stream);
+
+/* ================================================================================================================
+ * 10. Merge of partial results over disjoint sets of keys
+ *
+ *     m = max(lse_a, lse_b),  a = exp(lse_a - m),  b = exp(lse_b - m)
+ *     out = (a * out_a + b * out_b) / (a + b),  lse = m + ln(a + b)
+ *
+ * Commutative to the bit. A side whose lse is -inf, +inf or NaN is empty: the other side is copied bit for bit; two empty
+ * sides give out = 0, lse = -inf.
+ * ================================================================================================================ */
+
+typedef struct cqsa_attention_merge_args {
+  uint32_t struct_size;
+  uint32_t flags;           /* none yet */
+  const cqsa_tensor *out_a; /* f32 [.., head_dim_v], 1 to 4 axes before the last */
+  const cqsa_tensor *lse_a; /* f32 [..] */
+  const cqsa_tensor *out_b;
+  const cqsa_tensor *lse_b;
+  const cqsa_tensor *out; /* output; may be exactly out_a or out_b (same data and strides) */
+  const cqsa_tensor *lse; /* output; may be exactly lse_a or lse_b */
+} cqsa_attention_merge_args;
+#define CQSA_ATTENTION_MERGE_ARGS_INIT { sizeof(cqsa_attention_merge_args), 0, 0, 0, 0, 0, 0, 0 }
+CQSA_API void cqsa_attention_merge_args_init(cqsa_attention_merge_args *args, uint64_t size);
+
+/* Thread class: const (context). Since 0.1. */
+CQSA_API cqsa_status cqsa_attention_merge(cqsa_context *context, const cqsa_attention_merge_args *args, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* CQSA_H */
