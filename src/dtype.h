@@ -82,7 +82,7 @@ template <int ExpBits, int MantBits, int Bias, flavour Flavour> struct small_flo
             if (e == 0) {
                 if (m == 0) return std::bit_cast<T>(sign);
                 // Subnormal here, normal in T: shift the leading one up to the hidden bit.
-                const int up = N::mant + 1 - std::bit_width(m);
+                const int up = N::mant + 1 - int(std::bit_width(m));
                 m = (m << up) & (hidden - 1);
                 e = 1 - up;
             }
@@ -109,7 +109,7 @@ template <int ExpBits, int MantBits, int Bias, flavour Flavour> struct small_flo
             const unsigned payload = unsigned((mag & (hidden - 1)) >> (N::mant - MantBits));
             return storage(sign | exp_ones | quiet_bit | payload);
         }
-        if (mag == inf) return overflow(sign, saturate);
+        // Inf goes the way of finite values: its exponent is out of range for every format.
 
         // |x| = m * 2^(e - N::bias - N::mant); subnormals have e = 1 and no hidden bit.
         int e = int(mag >> N::mant);
@@ -215,7 +215,8 @@ constexpr std::uint8_t encode_e8m0fnu(float x, bool up) {
     // candidates are 2^-127 (0x00400000) and 2^-126 (0x00800000).
     if (bits < 0x00800000u) return bits > 0x00400000u && (up || bits >= 0x00600000u);
     const std::uint32_t frac = bits & 0x7FFFFFu;
-    const std::uint32_t code = (bits >> 23) + (up ? frac != 0 : frac >= 0x400000u);
+    const bool inc = up ? frac != 0 : frac >= 0x400000u;
+    const std::uint32_t code = (bits >> 23) + inc;
     return std::uint8_t(code > 0xFE ? 0xFE : code);  // finite: saturate at 2^127
 }
 }  // namespace detail
@@ -226,8 +227,9 @@ constexpr std::uint8_t encode_e8m0fnu(float x, bool up) {
 // poisoned block stays visible.
 constexpr std::uint8_t f32_to_e8m0fnu(float x) { return detail::encode_e8m0fnu(x, true); }
 
-// The same, to the nearest power of two, ties up. ml_dtypes rounds so too, but it
-// gives NaN for zero and for finite values from 1.5 * 2^127.
+// The same, to the nearest power of two, ties up. ml_dtypes 0.6 agrees, except that it
+// gives NaN for zero and for finite values from 1.5 * 2^127, and rounds everything
+// between 2^-127 and 2^-126 up.
 constexpr std::uint8_t f32_to_e8m0fnu_nearest(float x) { return detail::encode_e8m0fnu(x, false); }
 
 }  // namespace cqsa

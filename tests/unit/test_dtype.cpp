@@ -173,11 +173,13 @@ const golden g_e5m2fnuz[] = {
     {0x7F800000, 0x80}, {0xFF800000, 0x80}, {0x7FC00000, 0x80}, {0xFFC00000, 0x80},
     {0x00000001, 0x00}, {0x80000001, 0x00}, {0x7F7FFFFF, 0x80}, {0xFF7FFFFF, 0x80},
 };
+// Without zero, finite values from 1.5 * 2^127 and those between 2^-127 and 1.5 * 2^-127,
+// where dtype.h differs on purpose (see there).
 const golden g_e8m0fnu_nearest[] = {
     {0x3F800000, 0x7F}, {0x3FC00000, 0x80}, {0x3F400000, 0x7F}, {0x3F333333, 0x7E},
     {0x40400000, 0x81}, {0x40C00000, 0x82}, {0x40401062, 0x81}, {0x7F000000, 0xFE},
     {0x7F3EB852, 0xFE}, {0x00400000, 0x00}, {0x00200000, 0x00}, {0x00600000, 0x01},
-    {0x0059999A, 0x01}, {0x00800000, 0x01}, {0x00000001, 0x00}, {0xBF800000, 0xFF},
+    {0x00800000, 0x01}, {0x00000001, 0x00}, {0xBF800000, 0xFF},
     {0x7F800000, 0xFF}, {0xFF800000, 0xFF}, {0x7FC00000, 0xFF}, {0x43E00000, 0x88},
 };
 // clang-format on
@@ -193,7 +195,7 @@ struct format {
     double (*to_f64)(unsigned);     // likewise
     bool has_saturate;
     const golden* gold;
-    unsigned last_code;    // the last finite code, written down by hand
+    unsigned last_code;             // the last finite code, written down by hand
     double max;                     // its value, likewise
 
     unsigned codes() const { return 2u << (exp_bits + mant_bits); }
@@ -348,11 +350,11 @@ TEST_CASE("dtype: ties go to even, their neighbours to the near side", "[dtype]"
     for (const format& f : formats) {
         INFO(f.name);
         const oracle o(f);
-        tally plain, searched;
+        tally plain, searched, exact;
         for (unsigned c = 0; c <= f.last_code; ++c) {
             const double mid = o.mid(c);
             const float m = float(mid);
-            REQUIRE(double(m) == mid);  // every midpoint is a float, also below bf16's 2^-133
+            exact.expect(c, double(m) == mid, true);  // every midpoint is a float, bf16's 2^-134 too
             for (unsigned s : {0u, 1u}) {
                 const float tie = s ? -m : m;
                 const float below = std::nextafterf(tie, 0.0f);
@@ -380,6 +382,7 @@ TEST_CASE("dtype: ties go to even, their neighbours to the near side", "[dtype]"
                 }
             }
         }
+        REQUIRE_CLEAN(exact);
         REQUIRE_CLEAN(plain);
         REQUIRE_CLEAN(searched);
     }
@@ -544,7 +547,8 @@ TEST_CASE("dtype: f16 agrees with the compiler and the machine", "[dtype]") {
 #endif
 #ifdef CQSA_TEST_F16C
     // The instructions themselves, without asking the whole build for -mf16c.
-    if (__builtin_cpu_supports("f16c")) {
+    // Every AVX2 machine has it; clang 14 cannot be asked for f16c by name.
+    if (__builtin_cpu_supports("avx2")) {
         struct hw {
             __attribute__((target("f16c"))) static std::uint16_t enc(float x) {
                 return std::uint16_t(_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(x), 0), 0));

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake --install: header, library, cqsa command, pkg-config file, find_package(cqsa).
+include(CMakePackageConfigHelpers)
+
+install(TARGETS cqsa EXPORT cqsaTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES include/cqsa.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(TARGET cqsa_tool)
+  install(TARGETS cqsa_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+install(EXPORT cqsaTargets NAMESPACE cqsa:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/cqsa)
+configure_package_config_file(cmake/cqsaConfig.cmake.in ${CMAKE_BINARY_DIR}/cqsaConfig.cmake
+  INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/cqsa)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/cqsaConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/cqsaConfig.cmake ${CMAKE_BINARY_DIR}/cqsaConfigVersion.cmake
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/cqsa)
+
+configure_file(cmake/cqsa.pc.in ${CMAKE_BINARY_DIR}/cqsa.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/cqsa.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// The extern "C" bodies of attention: guard, validate, call.
+#include <chrono>
+#include <cinttypes>
+#include <cstring>
+
+#include "abi_struct.h"
+#include "guard.h"
+#include "ops/attention/describe.h"
+#include "ops/attention/merge.h"
+#include "ops/attention/plan.h"
+
+using namespace cqsa;
+
+namespace {
+
+// Sizes of the structs in version 0.1, below which struct_size is not one that any version had.
+constexpr uint32_t first_params = sizeof(cqsa_attention_params);
+constexpr uint32_t first_run_info = sizeof(cqsa_run_info);
+constexpr uint32_t first_plan_info = sizeof(cqsa_plan_info);
+
+constexpr char workspace_mark[16] = "cqsa workspace";
+
+cqsa_status need_context(const cqsa_context* context) {
+  return context ? CQSA_OK : fail(CQSA_ERROR_NULL_POINTER, "context is NULL");
+}
+
+cqsa_status need_plan(const cqsa_plan* plan) { return plan ? CQSA_OK : fail(CQSA_ERROR_NULL_POINTER, "plan is NULL"); }
+
+// Everything that is decided before operands are seen. The plan's context is not counted here.
+cqsa_status make_plan(cqsa_context* context, const hardware_model& machine, const cqsa_attention_params* params, cqsa_plan& plan) {
+  CQSA_TRY(make_problem(params, plan.problem));
+  plan.hardware = machine;
+  plan.context = context;
+  const cqsa_backend_v1* backend = context ? context->backend : machine.host ? cqsa_cpu_backend() : nullptr;
+  if (backend) CQSA_TRY(choose_implementation(*backend, plan.problem, needs_state(plan.problem, machine), plan.impl));
+  return choose_schedule(plan.problem, machine, plan.impl, budget_of(plan.problem, machine), plan.choice, plan.cost);
+}
+
+cqsa_status make_plan_here(const cqsa_context* context, const cqsa_attention_params* params, cqsa_plan& plan) {
+  hardware_model machine;
+  CQSA_TRY(hardware_of(*context, false, machine));
+  return make_plan(const_cast<cqsa_context*>(context), machine, params, plan);
+}
+
+cqsa_status check_stream(const cqsa_context& context, void* stream) {
+  if (stream && context.is_host())
+    return fail(CQSA_ERROR_INVALID_ARGUMENT, "stream is not NULL, but backend %s has no streams", context.backend->name);
+  return CQSA_OK;
+}
+
+cqsa_status check_workspace(const cqsa_plan& plan, const void* workspace, uint64_t bytes) {
+  if (workspace == nullptr) return fail(CQSA_ERROR_NULL_POINTER, "workspace is NULL");
+  if (bytes < plan.cost.workspace)
+    return fail(CQSA_ERROR_WORKSPACE, "workspace_bytes is %" PRIu64 ", the plan needs %" PRIu64, bytes, plan.cost.workspace);
+  if (reinterpret_cast<uintptr_t>(workspace) % CQSA_WORKSPACE_ALIGNMENT)
+    return fail(CQSA_ERROR_WORKSPACE, "workspace is not aligned to %d bytes", CQSA_WORKSPACE_ALIGNMENT);
+  return CQSA_OK;
+}
+
+cqsa_status check_run_workspace(const cqsa_plan& plan, const cqsa_attention_args& args) {
+  if (args.workspace == nullptr) {
+    if (args.workspace_bytes)
+      return fail(CQSA_ERROR_NULL_POINTER, "args->workspace is NULL with workspace_bytes %" PRIu64, args.workspace_bytes);
+    return CQSA_OK;
+  }
+  CQSA_TRY(check_workspace(plan, args.workspace, args.workspace_bytes));
+  // Device memory cannot be looked at without a copy; there the mark is not checked.
+  if (plan.hardware.host && std::memcmp(args.workspace, workspace_mark, sizeof workspace_mark) != 0)
+    return fail(CQSA_ERROR_WORKSPACE, "args->workspace was not prepared with cqsa_workspace_init()");
+  return CQSA_OK;
+}
+
+cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args) {
+  cqsa_attention_leaf whole{};
+  CQSA_TRY(bind_operands(plan.problem, *plan.context->backend, args, whole));
+  CQSA_TRY(check_run_workspace(plan, args));
+  if (args.info) CQSA_TRY(check_out_struct(args.info, "args->info", first_run_info));
+  whole.batch_invariant = plan.problem.batch_invariant();
+  run_state run{&plan, &args};
+  const auto start = std::chrono::steady_clock::now();
+  cqsa_status status = CQSA_OK;
+  if (!plan.problem.empty()) status = plan.hardware.host ? run_host(run, whole) : run_device(run, whole);
+  run.info.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (args.info) write_struct(run.info, args.info);
+  return status;
+}
+
+// One-shot params with num_heads = 0 take everything from the tensors.
+cqsa_status complete_params(const cqsa_context& context, const cqsa_attention_args& args, cqsa_attention_params& params) {
+  return params.num_heads ? CQSA_OK : params_of(*context.backend, args, params);
+}
+
+cqsa_status copy_params(const cqsa_attention_params* params, cqsa_attention_params& out) {
+  return copy_struct(params, "params", first_params, ~0u, out);  // flags are judged by make_problem
+}
+
+cqsa_status prepare_header(const cqsa_plan& plan, void* workspace) {
+  if (plan.hardware.host) {
+    std::memset(workspace, 0, workspace_header_bytes);
+    std::memcpy(workspace, workspace_mark, sizeof workspace_mark);
+  }
+  return CQSA_OK;
+}
+
+}  // namespace
+
+extern "C" {
+
+cqsa_status cqsa_attention_params_of(const cqsa_context* context, const cqsa_attention_args* args,
+                                     cqsa_attention_params* params_inout) {
+  return guard([&]() -> cqsa_status {
+    CQSA_TRY(need_context(context));
+    cqsa_attention_args operands{};
+    CQSA_TRY(copy_args(args, operands));
+    cqsa_attention_params params{};
+    CQSA_TRY(copy_params(params_inout, params));
+    CQSA_TRY(params_of(*context->backend, operands, params));
+    write_struct(params, params_inout);
+    return CQSA_OK;
+  });
+}
+
+cqsa_status cqsa_attention(cqsa_context* context, const cqsa_attention_params* params, const cqsa_attention_args* args, void* stream) {
+  return guard([&]() -> cqsa_status {
+    CQSA_TRY(need_context(context));
+    CQSA_TRY(check_stream(*context, stream));
+    cqsa_attention_args operands{};
+    CQSA_TRY(copy_args(args, operands));
+    cqsa_attention_params complete{};
+    CQSA_TRY(copy_params(params, complete));
+    CQSA_TRY(complete_params(*context, operands, complete));
+    cqsa_plan plan;
+    CQSA_TRY(make_plan_here(context, &complete, plan));
+    return run_plan(plan, operands);
+  });
+}
+
+cqsa_status cqsa_attention_query(const cqsa_context* context, const cqsa_attention_params* params) {
+  return guard([&]() -> cqsa_status {
+    CQSA_TRY(need_context(context));
+    cqsa_plan plan;
+    return make_plan_here(context, params, plan);
+  });
+}
+
+cqsa_status cqsa_attention_plan_create(cqsa_context* context, const cqsa_attention_params* params, cqsa_plan** plan_out) {
+  return guard([&]() -> cqsa_status {
+    CQSA_TRY(need_context(context));
+    if (plan_out == nullptr) return fail(CQSA_ERROR_NULL_POINTER, "plan_out is NULL");
+    auto plan = std::make_unique<cqsa_plan>();
+    CQSA_TRY(make_plan_here(context, params, *plan));
+    // Now, so that execute with the caller's workspace allocates nothing.
+    if (context->is_host() && context->pool && plan->choice.workers > 1) context->pool->start();
+    retain(context);
+    *plan_out = plan.release();
+    return CQSA_OK;
+  });
+}
+
+cqsa_status cqsa_attention_plan_create_for(const char* hardware_json, const cqsa_attention_params* params, cqsa_plan** plan_out) {
+  return guard([&]() -> cqsa_status {
+    if (plan_out == nullptr) return fail(CQSA_ERROR_NULL_POINTER, "plan_out is NULL");
+    hardware_model machine;
+    CQSA_TRY(hardware_from_json(hardware_json, machine));
+    auto plan = std::make_unique<cqsa_plan>();
+    CQSA_TRY(make_plan(nullptr, machine, params, *plan));
+    *plan_out = plan.release();
+    return CQSA_OK;
+  });
+}
+
+void cqsa_plan_destroy(cqsa_plan* plan) {
+  if (plan == nullptr) return;
+  if (plan->context) release(plan->context);
+  delete plan;
+}
+
+cqsa_status cqsa_plan_describe(const cqsa_plan* plan, cqsa_plan_info* info_out) {
+  return guard([&]() -> cqsa_status {
+    CQSA_TRY(need_plan(plan));
+    CQSA_TRY(check_out_struct(info_out, "info_out", first_plan_info));
+    cqsa_plan_info info{};
+    CQSA_TRY(describe_plan(*plan, info));
+    write_struct(info, info_out);
+    return CQSA_OK;
+  });
+}
+
+cqsa_status cqsa_plan_line(const cqsa_plan* plan, const cqsa_run_info* info, char* buffer, uint64_t size, uint64_t* length_out) {
+  return guard([&]() -> cqsa_status {
+    CQSA_TRY(need_plan(plan));
+    cqsa_run_info run{};
+    if (info) CQSA_TRY(copy_struct(info, "info", first_run_info, 0, run));
+    std::string text;
+    CQSA_TRY(plan_line(*plan, info ? &run : nullptr, text));
+    return copy_text(text, buffer, size, length_out);
+  });
+}
+
+cqsa_status cqsa_plan_explain(const cqsa_plan* plan, char* buffer, uint64_t size, uint64_t* length_out) {
+  return guard([&]() -> cqsa_status {
+    CQSA_TRY(need_plan(plan));
+    std::string text;
+    CQSA_TRY(explain_plan(*plan, text));
+    return copy_text(text, buffer, size, length_out);
+  });
+}
+
+cqsa_status cqsa_plan_json(const cqsa_plan* plan, char* buffer, uint64_t size, uint64_t* length_out) {
+  return guard([&]() -> cqsa_status {
+    CQSA_TRY(need_plan(plan));
+    std::string text;
+    CQSA_TRY(plan_json(*plan, text));
+    return copy_text(text, buffer, size, length_out);
+  });
+}
+
+cqsa_status cqsa_context_hardware(const cqsa_context* context, char* buffer, uint64_t size, uint64_t* length_out) {
+  return guard([&]() -> cqsa_status {
+    CQSA_TRY(need_context(context));
+    hardware_model machine;
+    CQSA_TRY(hardware_of(*context, true, machine));
+    return copy_text(hardware_to_json(machine), buffer, size, length_out);
+  });
+}
+
+cqsa_status cqsa_workspace_query(const cqsa_plan* plan, uint64_t* bytes_out) {
+  return guard([&]() -> cqsa_status {
+    CQSA_TRY(need_plan(plan));
+    if (bytes_out == nullptr) return fail(CQSA_ERROR_NULL_POINTER, "bytes_out is NULL");
+    *bytes_out = plan->cost.workspace;
+    return CQSA_OK;
+  });
+}
+
+cqsa_status cqsa_workspace_init(const cqsa_plan* plan, void* workspace, uint64_t bytes) {
+  return guard([&]() -> cqsa_status {
+    CQSA_TRY(need_plan(plan));
+    CQSA_TRY(check_workspace(*plan, workspace, bytes));
+    return prepare_header(*plan, workspace);
+  });
+}
+
+cqsa_status cqsa_attention_execute(const cqsa_plan* plan, const cqsa_attention_args* args, void* stream) {
+  return guard([&]() -> cqsa_status {
+    CQSA_TRY(need_plan(plan));
+    if (plan->context == nullptr)
+      return fail(CQSA_ERROR_UNSUPPORTED, "plan was made by cqsa_attention_plan_create_for() for a machine that is not here");
+    CQSA_TRY(check_stream(*plan->context, stream));
+    cqsa_attention_args operands{};
+    CQSA_TRY(copy_args(args, operands));
+    return run_plan(*plan, operands);
+  });
+}
+
+cqsa_status cqsa_attention_merge(cqsa_context* context, const cqsa_attention_merge_args* args, void* stream) {
+  return guard([&]() -> cqsa_status {
+    CQSA_TRY(need_context(context));
+    CQSA_TRY(check_stream(*context, stream));
+    return merge(*context, args, stream);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// cqsa_context from the inside: backend + device + threads + allocator + log, counted references.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "backends/cqsa_backend.h"
+#include "thread_pool.h"
+
+namespace cqsa {
+struct hardware_model;  // ops/attention/plan.h
+}
+
+struct cqsa_context {
+  const cqsa_backend_v1* backend = nullptr;
+  void* device = nullptr;  // from backend->device_open; nullptr on a host backend
+  int32_t device_index = 0;
+  int32_t num_threads = 1;
+  cqsa_allocator allocator{};  // always has both functions
+  cqsa_parallel_for_fn parallel_for = nullptr;
+  void* parallel_for_user = nullptr;
+  cqsa_log_fn log = nullptr;
+  void* log_user = nullptr;
+  std::unique_ptr<cqsa::thread_pool> pool;  // present when parallel_for is absent and num_threads > 1
+  std::atomic<int64_t> references{1};
+  // Measured at first need, see cqsa_context_hardware().
+  mutable std::mutex hardware_lock;
+  mutable std::shared_ptr<const cqsa::hardware_model> hardware;
+
+  bool is_host() const { return backend->flags & CQSA_BACKEND_HOST; }
+};
+
+namespace cqsa {
+
+void retain(cqsa_context* context);
+void release(cqsa_context* context);  // the last one closes the device, joins the threads and deletes
+
+// Runs tasks on the context's threads or the caller's parallel_for. CQSA_ERROR_CALLBACK when the callback failed or left
+// tasks out. Allocates nothing.
+cqsa_status run_tasks(const cqsa_context& context, int64_t num_tasks, task_fn task, void* data);
+
+void log(const cqsa_context& context, int32_t level, const char* format, ...) __attribute__((format(printf, 3, 4)));
+
+// Host memory through the context's allocator, counted by the caller. nullptr when there is none.
+void* host_allocate(const cqsa_context& context, uint64_t bytes);
+void host_release(const cqsa_context& context, void* memory, uint64_t bytes);
+
+}  // namespace cqsa

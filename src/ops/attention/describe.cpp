@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan in numbers, as one line, as JSON, and with its losers.
+#include "ops/attention/describe.h"
+
+#include <cinttypes>
+#include <cstdarg>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+namespace cqsa {
+
+namespace {
+
+__attribute__((format(printf, 1, 2))) std::string format(const char* pattern, ...) {
+  char text[768];
+  va_list arguments;
+  va_start(arguments, pattern);
+  std::vsnprintf(text, sizeof text, pattern, arguments);
+  va_end(arguments);
+  return text;
+}
+
+std::string bytes_text(double bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  int unit = 0;
+  for (; bytes >= 1024 && unit < 5; ++unit) bytes /= 1024;
+  return format(unit == 0 ? "%.0f %s" : "%.2f %s", bytes, units[unit]);
+}
+
+std::string seconds_text(double seconds) {
+  if (seconds < 1e-3) return format("%.1f us", seconds * 1e6);
+  if (seconds < 1) return format("%.2f ms", seconds * 1e3);
+  return format("%.2f s", seconds);
+}
+
+const char* memory_name(int32_t memory) {
+  const char* const names[] = {"host", "pinned", "device", "tile"};
+  return memory >= 0 && memory < 4 ? names[memory] : "?";
+}
+
+const char* schedule_name(int32_t schedule) {
+  const char* const names[] = {"auto", "direct", "stream", "cqs"};
+  return schedule >= 0 && schedule < 4 ? names[schedule] : "?";
+}
+
+// Where an operand is while the kernels work.
+int32_t place(const cqsa_plan& plan, int32_t memory, bool whole_on_device) {
+  if (plan.hardware.host) return CQSA_MEMORY_HOST;
+  return memory == CQSA_MEMORY_DEVICE || whole_on_device ? CQSA_MEMORY_DEVICE : CQSA_MEMORY_TILE;
+}
+
+int32_t accumulator_place(const cqsa_plan& plan) {
+  if (plan.choice.schedule != CQSA_SCHEDULE_CQS) return CQSA_MEMORY_TILE;
+  return plan.hardware.host || plan.choice.accumulator_on_host ? CQSA_MEMORY_HOST : CQSA_MEMORY_DEVICE;
+}
+
+std::string candidate_text(const candidate_note& note, bool host) {
+  const schedule_choice& c = note.choice;
+  std::string text = format("  %-6s", schedule_name(c.schedule));
+  if (c.schedule == CQSA_SCHEDULE_CQS)
+    text += format(" c=%d itr=%d %s%s", c.c, c.itr, c.operands_resident ? "operands resident " : "",
+                   c.accumulator_on_host ? "accumulator on host" : "");
+  text += format(" tile %" PRId64 "x%" PRId64 " group %" PRId64 "x%" PRId64, c.tile_q, c.tile_k, c.group_batch, c.group_heads);
+  text += host ? format(" threads %d", c.workers) : format(" buffers %d%s", c.buffers, c.staging_pinned ? " pinned" : "");
+  return text + ": " + seconds_text(note.seconds) + ", peak " +
+         bytes_text(static_cast<double>(host ? note.cost.host : note.cost.device)) + ": " + note.verdict + "\n";
+}
+
+// The chosen and its best rivals; a list of thousands explains nothing.
+std::string candidates_text(const std::vector<candidate_note>& notes, bool host) {
+  constexpr size_t shown = 40;
+  std::vector<const candidate_note*> order;
+  for (const candidate_note& note : notes) order.push_back(&note);
+  std::stable_sort(order.begin(), order.end(), [](const candidate_note* a, const candidate_note* b) {
+    const bool chosen_a = a->verdict == "chosen", chosen_b = b->verdict == "chosen";
+    return chosen_a != chosen_b ? chosen_a : a->seconds < b->seconds;
+  });
+  std::string text = format("candidates (%zu, fastest first):\n", order.size());
+  for (size_t i = 0; i < order.size() && i < shown; ++i) text += candidate_text(*order[i], host);
+  if (order.size() > shown) text += format("  .. and %zu slower ones\n", order.size() - shown);
+  return text;
+}
+
+// The plan's machine with measured rates; a plan for an absent machine keeps what it was given.
+cqsa_status measured_hardware(const cqsa_plan& plan, hardware_model& out) {
+  out = plan.hardware;
+  return plan.context ? hardware_of(*plan.context, true, out) : CQSA_OK;
+}
+
+}  // namespace
+
+cqsa_status describe_plan(const cqsa_plan& plan, cqsa_plan_info& info) {
+  hardware_model machine;
+  CQSA_TRY(measured_hardware(plan, machine));
+  const schedule_choice& c = plan.choice;
+  const auto& p = plan.problem.p;
+  info = {};
+  info.struct_size = sizeof info;
+  info.schedule = c.schedule;
+  info.cqs_c = c.c;
+  info.cqs_itr = c.itr;
+  info.in_flight = plan.hardware.host ? c.workers : c.buffers;
+  info.tasks = plan.cost.tasks;
+  info.tile_q = c.tile_q;
+  info.tile_k = c.tile_k;
+  info.peak_device_bytes = plan.cost.device;
+  info.peak_host_bytes = plan.cost.host;
+  info.peak_pinned_bytes = plan.cost.pinned;
+  info.workspace_bytes = plan.cost.workspace;
+  info.bytes_in = static_cast<uint64_t>(plan.cost.bytes_in);
+  info.bytes_out = static_cast<uint64_t>(plan.cost.bytes_out);
+  info.flops = problem_flops(plan.problem);
+  info.seconds = plan.problem.empty() ? 0 : predicted_seconds(plan.problem, machine, c, plan.cost);
+  const bool whole = c.schedule == CQSA_SCHEDULE_DIRECT || c.operands_resident;
+  info.place_q = place(plan, p.memory_q, whole);
+  info.place_kv = place(plan, p.memory_kv, whole);
+  info.place_acc = accumulator_place(plan);
+  info.place_out = plan.hardware.host ? CQSA_MEMORY_HOST : p.memory_out;
+  std::snprintf(info.implementation, sizeof info.implementation, "%s", plan.impl ? plan.impl->name : "model");
+  std::snprintf(info.backend, sizeof info.backend, "%s", plan.hardware.backend);
+  return CQSA_OK;
+}
+
+cqsa_status plan_line(const cqsa_plan& plan, const cqsa_run_info* run, std::string& out) {
+  cqsa_plan_info i{};
+  CQSA_TRY(describe_plan(plan, i));
+  const auto number = [](int64_t value) { return value ? std::to_string(value) : std::string("-"); };
+  out = format("schedule=%s c=%s itr=%s tasks=%" PRId64 " tile=%" PRId64 "x%" PRId64
+               " q=%s kv=%s acc=%s out=%s in_flight=%d backend=%s impl=%s",
+               schedule_name(i.schedule), number(i.cqs_c).c_str(), number(i.cqs_itr).c_str(), run ? run->tasks : i.tasks, i.tile_q,
+               i.tile_k, memory_name(i.place_q), memory_name(i.place_kv), memory_name(i.place_acc), memory_name(i.place_out),
+               i.in_flight, i.backend, i.implementation);
+  out += " peak_host=" + bytes_text(static_cast<double>(run ? run->peak_host_bytes : i.peak_host_bytes));
+  if (!plan.hardware.host) {
+    out += " peak_device=" + bytes_text(static_cast<double>(run ? run->peak_device_bytes : i.peak_device_bytes));
+    out += " peak_pinned=" + bytes_text(static_cast<double>(run ? run->peak_pinned_bytes : i.peak_pinned_bytes));
+    out += " in=" + bytes_text(static_cast<double>(run ? run->bytes_in : i.bytes_in));
+    out += " out_bytes=" + bytes_text(static_cast<double>(run ? run->bytes_out : i.bytes_out));
+  }
+  if (!run) {
+    out += " predicted=" + seconds_text(i.seconds);
+    return CQSA_OK;
+  }
+  out += " took=" + seconds_text(run->seconds);
+  if (run->seconds > 0) out += format(" rate=%.1f GFLOP/s", i.flops / run->seconds * 1e-9);
+  out += format(" retries=%d", run->retries);
+  return CQSA_OK;
+}
+
+cqsa_status plan_json(const cqsa_plan& plan, std::string& out) {
+  cqsa_plan_info i{};
+  CQSA_TRY(describe_plan(plan, i));
+  out = nlohmann::ordered_json{{"schedule", schedule_name(i.schedule)},
+                               {"implementation", i.implementation},
+                               {"backend", i.backend},
+                               {"c", i.cqs_c},
+                               {"itr", i.cqs_itr},
+                               {"tasks", i.tasks},
+                               {"tile_q", i.tile_q},
+                               {"tile_k", i.tile_k},
+                               {"in_flight", i.in_flight},
+                               {"peak_device_bytes", i.peak_device_bytes},
+                               {"peak_host_bytes", i.peak_host_bytes},
+                               {"peak_pinned_bytes", i.peak_pinned_bytes},
+                               {"workspace_bytes", i.workspace_bytes},
+                               {"bytes_in", i.bytes_in},
+                               {"bytes_out", i.bytes_out},
+                               {"flops", i.flops},
+                               {"seconds", i.seconds},
+                               {"place_q", memory_name(i.place_q)},
+                               {"place_kv", memory_name(i.place_kv)},
+                               {"place_acc", memory_name(i.place_acc)},
+                               {"place_out", memory_name(i.place_out)}}
+            .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return CQSA_OK;
+}
+
+cqsa_status explain_plan(const cqsa_plan& plan, std::string& out) {
+  CQSA_TRY(plan_line(plan, nullptr, out));
+  out += "\n";
+  const budget limit = budget_of(plan.problem, plan.hardware);
+  const auto limit_text = [](uint64_t b) { return b == UINT64_MAX ? std::string("none") : bytes_text(static_cast<double>(b)); };
+  out += "budget: host " + limit_text(limit.host);
+  if (!plan.hardware.host) out += ", device " + limit_text(limit.device) + ", pinned " + limit_text(limit.pinned);
+  out += "\n";
+  if (plan.context) {
+    const cqsa_attention_impl* impl = nullptr;
+    std::string declined;
+    CQSA_TRY(choose_implementation(*plan.context->backend, plan.problem, needs_state(plan.problem, plan.hardware), impl, &declined));
+    out += "implementation: " + std::string(impl->name) + " (" + impl->requirement + ")\n" + declined;
+  }
+  if (plan.problem.empty()) return CQSA_OK;
+  std::vector<candidate_note> notes;
+  schedule_choice choice;
+  footprint cost;
+  CQSA_TRY(choose_schedule(plan.problem, plan.hardware, plan.impl, limit, choice, cost, &notes));
+  out += candidates_text(notes, plan.hardware.host);
+  return CQSA_OK;
+}
+
+bool needs_state(const attention_problem& problem, const hardware_model& machine) {
+  return problem.p.schedule == CQSA_SCHEDULE_CQS || (!machine.host && problem.p.schedule != CQSA_SCHEDULE_DIRECT);
+}
+
+cqsa_status copy_text(const std::string& text, char* buffer, uint64_t size, uint64_t* length_out) {
+  if (buffer == nullptr && size != 0) return fail(CQSA_ERROR_NULL_POINTER, "buffer is NULL with size %" PRIu64, size);
+  if (length_out) *length_out = text.size();
+  if (size == 0) return CQSA_OK;
+  const uint64_t count = std::min<uint64_t>(size - 1, text.size());
+  std::memcpy(buffer, text.data(), count);
+  buffer[count] = '\0';
+  return CQSA_OK;
+}
+
+}  // namespace cqsa

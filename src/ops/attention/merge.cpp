@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/attention/merge.h"
+
+#include "abi_struct.h"
+#include "tensor.h"
+
+namespace cqsa {
+
+namespace {
+
+constexpr uint32_t first_merge_args = sizeof(cqsa_attention_merge_args);
+
+struct side {
+  const cqsa_tensor* out;
+  const cqsa_tensor* lse;
+  const char* out_name;
+  const char* lse_name;
+};
+
+cqsa_status check_operand(const cqsa_backend_v1& backend, const cqsa_tensor* tensor, const char* name, int min_ndim, int max_ndim) {
+  byte_extent extent;
+  CQSA_TRY(check_tensor(tensor, name, min_ndim, max_ndim, &extent));
+  if (tensor->dtype != CQSA_DTYPE_F32)
+    return fail(CQSA_ERROR_DTYPE, "%s is %s, wanted f32", name, dtype_name(tensor->dtype));
+  if (tensor->device_type != backend.device_type)
+    return fail(CQSA_ERROR_DEVICE, "%s is on device type %d, wanted %d (backend %s)", name, tensor->device_type,
+                backend.device_type, backend.name);
+  return CQSA_OK;
+}
+
+// Shapes of every side equal those of `like`.
+cqsa_status check_side(const cqsa_backend_v1& backend, const side& s, const cqsa_tensor* like) {
+  CQSA_TRY(check_operand(backend, s.out, s.out_name, 2, 5));
+  if (like) CQSA_TRY(check_shape(*s.out, s.out_name, like->shape, like->ndim));
+  CQSA_TRY(check_operand(backend, s.lse, s.lse_name, s.out->ndim - 1, s.out->ndim - 1));
+  return check_shape(*s.lse, s.lse_name, s.out->shape, s.out->ndim - 1);
+}
+
+bool identical(const cqsa_tensor& a, const cqsa_tensor& b) {
+  if (static_cast<char*>(a.data) + a.byte_offset != static_cast<char*>(b.data) + b.byte_offset) return false;
+  int64_t stride_a[5], stride_b[5];
+  strides_of(a, stride_a);
+  strides_of(b, stride_b);
+  for (int i = 0; i < a.ndim; ++i)
+    if (a.shape[i] > 1 && stride_a[i] != stride_b[i]) return false;
+  return true;
+}
+
+cqsa_status check_output(const cqsa_tensor& output, const char* name, const side& a, const side& b) {
+  CQSA_TRY(check_no_self_overlap(output, name));
+  const struct { const cqsa_tensor* tensor; const char* name; } inputs[] = {
+      {a.out, a.out_name}, {a.lse, a.lse_name}, {b.out, b.out_name}, {b.lse, b.lse_name}};
+  for (const auto& input : inputs) {
+    const bool in_place = input.tensor->ndim == output.ndim && identical(*input.tensor, output);
+    if (!in_place && tensors_overlap(*input.tensor, output))
+      return fail(CQSA_ERROR_OVERLAP, "%s overlaps %s without being the same view", name, input.name);
+  }
+  return CQSA_OK;
+}
+
+// Leading axes are padded to four with size 1 in front.
+float* lay_out(const cqsa_tensor& tensor, int leading, int64_t* stride_out, bool channel) {
+  int64_t stride[5];
+  strides_of(tensor, stride);
+  for (int i = 0; i < 4; ++i) stride_out[i] = i < 4 - leading ? 0 : stride[i - (4 - leading)];
+  if (channel) stride_out[4] = stride[leading];
+  return reinterpret_cast<float*>(static_cast<char*>(tensor.data) + tensor.byte_offset);
+}
+
+void fill(const cqsa_attention_merge_args& args, cqsa_merge_leaf& leaf) {
+  const int leading = args.out->ndim - 1;
+  for (int i = 0; i < 4; ++i) leaf.shape[i] = i < 4 - leading ? 1 : args.out->shape[i - (4 - leading)];
+  leaf.head_dim_v = args.out->shape[leading];
+  leaf.out_a = lay_out(*args.out_a, leading, leaf.out_a_stride, true);
+  leaf.out_b = lay_out(*args.out_b, leading, leaf.out_b_stride, true);
+  leaf.out = lay_out(*args.out, leading, leaf.out_stride, true);
+  leaf.lse_a = lay_out(*args.lse_a, leading, leaf.lse_a_stride, false);
+  leaf.lse_b = lay_out(*args.lse_b, leading, leaf.lse_b_stride, false);
+  leaf.lse = lay_out(*args.lse, leading, leaf.lse_stride, false);
+}
+
+cqsa_status run_on_context(void* user, int64_t num_tasks, task_fn task, void* data) {
+  return run_tasks(*static_cast<const cqsa_context*>(user), num_tasks, task, data);
+}
+
+}  // namespace
+
+cqsa_status merge(const cqsa_context& context, const cqsa_attention_merge_args* caller, void* stream) {
+  cqsa_attention_merge_args args{};
+  CQSA_TRY(copy_struct(caller, "args", first_merge_args, 0, args));
+  const side a{args.out_a, args.lse_a, "args->out_a", "args->lse_a"};
+  const side b{args.out_b, args.lse_b, "args->out_b", "args->lse_b"};
+  const side out{args.out, args.lse, "args->out", "args->lse"};
+  CQSA_TRY(check_side(*context.backend, a, nullptr));
+  CQSA_TRY(check_side(*context.backend, b, args.out_a));
+  CQSA_TRY(check_side(*context.backend, out, args.out_a));
+  CQSA_TRY(check_output(*args.out, out.out_name, a, b));
+  CQSA_TRY(check_output(*args.lse, out.lse_name, a, b));
+  if (tensors_overlap(*args.out, *args.lse)) return fail(CQSA_ERROR_OVERLAP, "args->out overlaps args->lse");
+  cqsa_merge_leaf leaf{};
+  fill(args, leaf);
+  const cqsa_exec exec{const_cast<cqsa_context*>(&context), run_on_context, nullptr, context.num_threads};
+  const cqsa_status status = context.backend->merge(context.device, &leaf, context.is_host() ? &exec : nullptr, stream);
+  if (status == CQSA_OK || status == CQSA_ERROR_CALLBACK) return status;
+  return fail(status, "merge failed: %s", context.backend->last_error());
+}
+
+}  // namespace cqsa

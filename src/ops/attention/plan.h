@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan: the problem, the machine, the schedule chosen, and what it costs.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "context.h"
+#include "ops/attention/problem.h"
+
+namespace cqsa {
+
+// What the planner knows of a machine; measured once (cqsa_context_hardware) or read from JSON (docs/planning.md).
+struct hardware_model {
+  char name[128] = "";
+  char backend[32] = "";
+  bool host = true;             // operands are used in place, nothing is copied (the CPU backend)
+  bool pinned = false;          // the backend can pin host memory
+  uint64_t device_bytes = 0;    // 0: unknown, no limit
+  uint64_t host_bytes = 0;
+  int32_t workers = 1;          // threads of a host backend
+  double flops_64 = 0;          // FLOP/s at head_dim 64 and 128; other sizes are interpolated
+  double flops_128 = 0;
+  double copy_in = 0;           // bytes/s host -> device from pinned memory, and back
+  double copy_out = 0;
+  double host_copy = 0;         // bytes/s of a memcpy into staging
+  double launch_seconds = 0;    // cost of one leaf call
+
+  double flops(int64_t head_dim) const;
+};
+
+// One way to do it: everything a run needs besides problem and operands.
+struct schedule_choice {
+  int32_t schedule = CQSA_SCHEDULE_DIRECT;
+  int32_t c = 0, itr = 0;       // CQS
+  int64_t chunk_alignment = 1;  // CQS
+  int64_t group_batch = 1;      // a group is so many batch items ..
+  int64_t group_heads = 1;      // .. times so many KEY heads (with their query heads); more than one item only with all heads
+  int64_t tile_q = 0;           // query rows resident at a time (CQS: rows of a task)
+  int64_t tile_k = 0;           // keys resident at a time (CQS: likewise)
+  int64_t leaf_tile_q = 0;      // tiling of the leaf
+  int64_t leaf_tile_k = 0;
+  int32_t workers = 1;          // host backend: threads at work
+  int32_t buffers = 1;          // device backend: key windows (CQS: tasks) in flight, 1 to 3
+  bool operands_resident = false;    // CQS on a device: q, k, v of the group stay on the device instead of coming per task
+  bool accumulator_on_host = false;  // CQS on a device: partial states are merged in host memory
+  bool staging_pinned = false;       // device: staging slots come from pinned memory
+  double leaf_efficiency = 1;
+};
+
+// The first bytes of every workspace: a mark by which execute knows that cqsa_workspace_init() was called.
+inline constexpr int workspace_header_bytes = 64;
+
+struct footprint {
+  uint64_t device = 0, host = 0, pinned = 0;  // peak bytes
+  uint64_t workspace = 0;                     // what the caller may provide: host arena on a host backend, else device arena
+  double bytes_in = 0, bytes_out = 0;
+  int64_t tasks = 0;  // leaf calls
+};
+
+// Exact, with the code that carves the memory of a run. impl may be nullptr (a machine that is not here): leaf workspace 0.
+footprint host_footprint(const attention_problem&, const cqsa_attention_impl* impl, const schedule_choice&);
+footprint device_footprint(const attention_problem&, const cqsa_attention_impl* impl, const schedule_choice&);
+
+// Budgets with 0 replaced by "no limit".
+struct budget {
+  uint64_t device, host, pinned;
+  bool admits(const footprint& f) const { return f.device <= device && f.host <= host && f.pinned <= pinned; }
+};
+budget budget_of(const attention_problem&, const hardware_model&);
+
+// Why a candidate is not the plan; text is made only for explain.
+struct candidate_note {
+  schedule_choice choice;
+  footprint cost;
+  double seconds;
+  std::string verdict;
+};
+
+// Picks the schedule. impl may be nullptr as above. Fails with UNSUPPORTED or BUDGET_TOO_SMALL (the message states the least
+// budget that works). notes, when given, gets every candidate.
+cqsa_status choose_schedule(const attention_problem&, const hardware_model&, const cqsa_attention_impl* impl, const budget&,
+                            schedule_choice& choice_out, footprint& cost_out, std::vector<candidate_note>* notes = nullptr);
+
+// First implementation of the backend's list that takes the problem under this schedule (state: CQS and windows need it).
+// declined, when given, gets one line for each earlier entry.
+cqsa_status choose_implementation(const cqsa_backend_v1&, const attention_problem&, bool needs_state,
+                                  const cqsa_attention_impl*& impl_out, std::string* declined = nullptr);
+
+double predicted_seconds(const attention_problem&, const hardware_model&, const schedule_choice&, const footprint&);
+double problem_flops(const attention_problem&);
+
+// The context's machine. `measured` false: capacities and nominal rates only, which is all the choice needs on a host backend
+// and costs nothing; true: rates measured once per context.
+cqsa_status hardware_of(const cqsa_context&, bool measured, hardware_model& out);
+cqsa_status hardware_from_json(const char* json, hardware_model& out);
+std::string hardware_to_json(const hardware_model&);
+
+}  // namespace cqsa
+
+struct cqsa_plan {
+  cqsa_context* context = nullptr;  // a counted reference; nullptr: planned for a machine that is not here
+  cqsa::attention_problem problem;
+  cqsa::hardware_model hardware;
+  const cqsa_attention_impl* impl = nullptr;
+  cqsa::schedule_choice choice;
+  cqsa::footprint cost;
+};
+
+namespace cqsa {
+
+// Runs. `whole` is the bound leaf of the whole problem. info collects what really happened.
+struct run_state {
+  const cqsa_plan* plan;
+  const cqsa_attention_args* args;
+  cqsa_run_info info{};
+  int64_t done = 0, total = 1;  // tiles, for progress
+};
+cqsa_status run_host(run_state&, const cqsa_attention_leaf& whole);
+cqsa_status run_device(run_state&, const cqsa_attention_leaf& whole);
+
+// Progress and cancel between tiles, from the calling thread: CQSA_ERROR_CANCELLED when the run must stop.
+cqsa_status poll_run(run_state&, int64_t done_now);
+
+}  // namespace cqsa

@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+// Enumerates schedules, prices them in bytes and seconds, and picks: the fastest within the budget, and within 2 % of it the
+// one with the smallest peak. Deterministic: the same problem, machine and budget give the same plan.
+#include <cinttypes>
+#include <cmath>
+
+#include "ops/attention/decompose.h"
+#include "ops/attention/plan.h"
+#include "ops/attention/positions.h"
+
+namespace cqsa {
+
+namespace {
+
+constexpr double tie = 1.02;              // candidates within 2 % of the fastest count as equally fast
+constexpr int64_t most_cqs_tasks = 4096;  // deeper decompositions are made only on request
+constexpr int most_tiles = 16;
+constexpr cqsa_leaf_tile generic_tile{128, 128, 1.0};  // of a machine that is not here
+
+int64_t rounded_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+// Chunk borders on leaf tiles where the chunks are long enough, so that tiles are rarely cut.
+int64_t chunk_alignment(int64_t seqlen, int64_t tasks) {
+  const int64_t chunk = seqlen / std::max<int64_t>(1, tasks);
+  return chunk >= 512 ? 128 : chunk >= 64 ? 16 : 1;
+}
+
+struct priced {
+  schedule_choice choice;
+  footprint cost;
+  double seconds;
+};
+
+class chooser {
+ public:
+  chooser(const attention_problem& problem, const hardware_model& machine, const cqsa_attention_impl* impl, const budget& limit,
+          std::vector<candidate_note>* notes)
+      : problem_(problem), machine_(machine), impl_(impl), limit_(limit), notes_(notes) {
+    const cqsa_attention_leaf leaf = shape_of_leaf(problem);
+    num_tiles_ = impl ? impl->tiles(&leaf, tiles_, most_tiles) : 0;
+    if (num_tiles_ <= 0) tiles_[0] = generic_tile, num_tiles_ = 1;
+  }
+
+  cqsa_status choose(schedule_choice& choice_out, footprint& cost_out) {
+    machine_.host ? offer_host() : offer_device();
+    const priced* best = pick();
+    if (notes_) explain_losers(best);
+    if (!best) return refuse();
+    choice_out = best->choice;
+    cost_out = best->cost;
+    return CQSA_OK;
+  }
+
+ private:
+  bool wanted(int32_t schedule) const {
+    return problem_.p.schedule == CQSA_SCHEDULE_AUTO || problem_.p.schedule == schedule;
+  }
+
+  // Returns whether it fits.
+  bool offer(const schedule_choice& choice) {
+    priced item{choice, {}, 0};
+    item.cost = machine_.host ? host_footprint(problem_, impl_, choice) : device_footprint(problem_, impl_, choice);
+    item.seconds = predicted_seconds(problem_, machine_, choice, item.cost);
+    const bool fits = limit_.admits(item.cost);
+    if (!fits && (!least_set_ || peak(item.cost) < peak(least_.cost))) least_ = item, least_set_ = true;
+    if (notes_) notes_->push_back({choice, item.cost, item.seconds, fits ? "" : "does not fit the budget"});
+    if (fits) items_.push_back(item);
+    return fits;
+  }
+
+  uint64_t peak(const footprint& cost) const { return machine_.host ? cost.host : cost.device; }
+
+  const priced* pick() const {
+    const priced* best = nullptr;
+    double fastest = HUGE_VAL;
+    for (const priced& item : items_) fastest = std::min(fastest, item.seconds);
+    for (const priced& item : items_)
+      if (item.seconds <= fastest * tie && (!best || peak(item.cost) < peak(best->cost))) best = &item;
+    return best;
+  }
+
+  void explain_losers(const priced* best) {
+    bool marked = false;
+    for (candidate_note& note : *notes_) {
+      if (!note.verdict.empty()) continue;
+      const bool same = best && !marked && note.seconds == best->seconds && peak(note.cost) == peak(best->cost);
+      marked |= same;
+      if (same) note.verdict = "chosen";
+      else if (note.seconds > best->seconds) note.verdict = "slower";
+      else note.verdict = "within 2 % of the chosen one, with a larger peak";
+    }
+  }
+
+  cqsa_status refuse() const {
+    if (!least_set_)
+      return fail(CQSA_ERROR_UNSUPPORTED, "no schedule of the wanted kind exists for this problem%s",
+                  problem_.p.schedule == CQSA_SCHEDULE_DIRECT ? " (direct needs operands on the device, or a batched problem)"
+                                                              : "");
+    const footprint& f = least_.cost;
+    const struct { const char* name; uint64_t limit, least; } budgets[] = {{"max_device_bytes", limit_.device, f.device},
+                                                                            {"max_host_bytes", limit_.host, f.host},
+                                                                            {"max_pinned_bytes", limit_.pinned, f.pinned}};
+    for (const auto& b : budgets)
+      if (b.least > b.limit)
+        return fail(CQSA_ERROR_BUDGET_TOO_SMALL, "%s is %" PRIu64 ", the least that works for this problem is %" PRIu64, b.name,
+                    b.limit, b.least);
+    return fail(CQSA_ERROR_INTERNAL, "a candidate fits the budget but was not taken");
+  }
+
+  // ---- host backend: operands are used in place, so only the tiles of the threads cost memory -----------------------------
+
+  bool within_hints(const cqsa_leaf_tile& tile) const {
+    const auto& p = problem_.p;
+    return (p.tile_q == 0 || tile.tile_q <= p.tile_q) && (p.tile_k == 0 || tile.tile_k <= p.tile_k);
+  }
+
+  schedule_choice host_choice(int32_t schedule, const cqsa_leaf_tile& tile, int32_t workers) const {
+    schedule_choice choice;
+    choice.schedule = schedule;
+    choice.group_batch = problem_.p.batch;
+    choice.group_heads = problem_.p.num_kv_heads;
+    choice.tile_q = choice.leaf_tile_q = tile.tile_q;
+    choice.tile_k = choice.leaf_tile_k = tile.tile_k;
+    choice.workers = workers;
+    choice.leaf_efficiency = tile.efficiency;
+    return choice;
+  }
+
+  void offer_host() {
+    if (wanted(CQSA_SCHEDULE_DIRECT) && offer(host_choice(CQSA_SCHEDULE_DIRECT, hinted_tile(), machine_.workers)) && !notes_)
+      return;  // nothing on a host backend is faster than direct
+    if (wanted(CQSA_SCHEDULE_STREAM)) offer_host_stream();
+    if (problem_.p.schedule == CQSA_SCHEDULE_CQS || (notes_ && wanted(CQSA_SCHEDULE_CQS))) offer_cqs();
+  }
+
+  const cqsa_leaf_tile& hinted_tile() const {
+    for (int i = 0; i < num_tiles_; ++i)
+      if (within_hints(tiles_[i])) return tiles_[i];
+    return tiles_[num_tiles_ - 1];
+  }
+
+  void offer_host_stream() {
+    for (int i = 0; i < num_tiles_; ++i) {
+      if (!within_hints(tiles_[i]) && i + 1 < num_tiles_) continue;
+      for (int32_t workers = machine_.workers; workers >= 1; workers = workers == 1 ? 0 : (workers + 1) / 2)
+        offer(host_choice(CQSA_SCHEDULE_STREAM, tiles_[i], workers));
+    }
+  }
+
+  // ---- cyclic quorum sets, both kinds of backend --------------------------------------------------------------------------
+
+  bool cqs_possible() const {
+    const auto& p = problem_.p;
+    return p.seqlen_q == p.seqlen_k && !problem_.varlen() && !problem_.paged() && !problem_.has(CQSA_ATTENTION_SEQUSED_K) &&
+           !problem_.batch_invariant();
+  }
+
+  void offer_cqs() {
+    if (!cqs_possible()) return;
+    const auto& p = problem_.p;
+    for (int index = 0; index < num_quorum_sets; ++index)
+      for (int32_t itr = 1; itr <= 3; ++itr) {
+        const cqs_shape shape{p.seqlen_q, quorum_set_at(index).c, itr, 1};
+        if ((p.cqs_c && p.cqs_c != shape.c) || (p.cqs_itr && p.cqs_itr != itr)) continue;
+        const int64_t tasks = cqs_num_tasks(shape);
+        const bool asked = p.cqs_c && p.cqs_itr;
+        if (!asked && (tasks > most_cqs_tasks || tasks > std::max<int64_t>(p.seqlen_q / 16, 3))) continue;
+        machine_.host ? offer_host_cqs(shape.c, itr, tasks) : offer_device_cqs(shape.c, itr, tasks);
+      }
+  }
+
+  schedule_choice cqs_choice(schedule_choice choice, int32_t c, int32_t itr, int64_t tasks) const {
+    choice.schedule = CQSA_SCHEDULE_CQS;
+    choice.c = c;
+    choice.itr = itr;
+    choice.chunk_alignment = chunk_alignment(problem_.p.seqlen_q, tasks);
+    choice.tile_q = choice.tile_k = cqs_max_rows({problem_.p.seqlen_q, c, itr, choice.chunk_alignment});
+    return choice;
+  }
+
+  void offer_host_cqs(int32_t c, int32_t itr, int64_t tasks) {
+    for (int i = 0; i < num_tiles_; ++i)
+      for (const bool whole : {true, false})
+        for (int32_t workers = machine_.workers; workers >= 1; workers = workers == 1 ? 0 : (workers + 1) / 2) {
+          schedule_choice choice = cqs_choice(host_choice(CQSA_SCHEDULE_CQS, tiles_[i], workers), c, itr, tasks);
+          choice.group_batch = 1;
+          choice.group_heads = whole ? problem_.p.num_kv_heads : 1;
+          offer(choice);
+        }
+  }
+
+  // ---- device backend: tiles and windows of a separate memory --------------------------------------------------------------
+
+  schedule_choice device_choice(const cqsa_leaf_tile& tile) const {
+    schedule_choice choice;
+    choice.group_batch = std::max<int64_t>(1, problem_.p.batch);
+    choice.group_heads = problem_.p.num_kv_heads;
+    choice.tile_q = problem_.p.seqlen_q;
+    choice.tile_k = problem_.p.seqlen_k;
+    choice.leaf_tile_q = tile.tile_q;
+    choice.leaf_tile_k = tile.tile_k;
+    choice.leaf_efficiency = tile.efficiency;
+    return choice;
+  }
+
+  void offer_device() {
+    if (wanted(CQSA_SCHEDULE_DIRECT)) offer_device_direct();
+    if (wanted(CQSA_SCHEDULE_STREAM)) offer_device_stream();
+    if (wanted(CQSA_SCHEDULE_CQS)) for_staging([this] { offer_cqs(); });
+  }
+
+  bool all_on_device() const {
+    const auto& p = problem_.p;
+    return p.memory_q == CQSA_MEMORY_DEVICE && p.memory_kv == CQSA_MEMORY_DEVICE && p.memory_out == CQSA_MEMORY_DEVICE;
+  }
+
+  bool one_by_one() const {  // sequences have lengths or places of their own: one batch item per group
+    return problem_.varlen() || problem_.paged() || problem_.has(CQSA_ATTENTION_SEQUSED_K);
+  }
+
+  void offer_device_direct() {
+    if (!all_on_device() && one_by_one()) return;
+    for_staging([this] {
+      for (int i = 0; i < num_tiles_; ++i) {
+        schedule_choice choice = device_choice(tiles_[i]);
+        choice.staging_pinned = staging_pinned_;
+        offer(choice);
+      }
+    });
+  }
+
+  // Pinned staging first; pageable as well, for when the pinned budget is too small.
+  template <class F>
+  void for_staging(F offers) {
+    for (const bool pinned : {true, false}) {
+      if (pinned && (!machine_.pinned || all_on_device())) continue;
+      staging_pinned_ = pinned;
+      const size_t before = items_.size();
+      offers();
+      if (items_.size() > before) return;
+    }
+  }
+
+  void offer_device_stream() {
+    for_staging([this] {
+      const auto& p = problem_.p;
+      for (int64_t items = one_by_one() ? 1 : std::max<int64_t>(1, p.batch); items > 1; items = (items + 1) / 2)
+        offer_windows(items, p.num_kv_heads);
+      for (int64_t heads = p.num_kv_heads; heads >= 1; heads = heads == 1 ? 0 : (heads + 1) / 2) offer_windows(1, heads);
+    });
+  }
+
+  void offer_windows(int64_t items, int64_t heads) {
+    const auto& p = problem_.p;
+    // The best leaf tile and the smallest one: what lies between changes the workspace of a device leaf little.
+    for (int tile = 0; tile < num_tiles_; tile += std::max(1, num_tiles_ - 1)) {
+      schedule_choice choice = device_choice(tiles_[tile]);
+      choice.schedule = CQSA_SCHEDULE_STREAM;
+      choice.group_batch = items;
+      choice.group_heads = heads;
+      choice.staging_pinned = staging_pinned_;
+      for (choice.buffers = 2; choice.buffers >= 1; --choice.buffers)
+        for (int64_t window = next_window(0, tiles_[tile]); window > 0; window = next_window(window, tiles_[tile])) {
+          choice.tile_k = window;
+          offer_query_tiles(choice, tiles_[tile]);
+          if (p.tile_k) break;
+        }
+    }
+  }
+
+  // Window lengths from small to large, multiples of the leaf tile; after 0 the first, 0 after the last.
+  int64_t next_window(int64_t window, const cqsa_leaf_tile& tile) const {
+    const int64_t all = std::max<int64_t>(1, problem_.p.seqlen_k);
+    if (problem_.p.tile_k && problem_.batch_invariant()) return rounded_up(problem_.p.tile_k, tile.tile_k);
+    if (problem_.p.tile_k) return problem_.p.tile_k;
+    if (window == 0) return std::min(all, tile.tile_k);
+    return window >= all ? 0 : std::min(all, window * 4);
+  }
+
+  // Fewer bytes move the more rows stay: go down from all of them until two sizes fit.
+  void offer_query_tiles(schedule_choice choice, const cqsa_leaf_tile& tile) {
+    const auto& p = problem_.p;
+    const int64_t all = std::max<int64_t>(1, p.seqlen_q);
+    int fitting = 0;
+    int64_t rows = p.tile_q ? std::min(all, p.tile_q) : all;
+    while (fitting < 2) {
+      choice.tile_q = rows;
+      fitting += offer(choice);
+      if (p.tile_q || rows <= tile.tile_q) break;
+      const int64_t half = rounded_up(rows / 2, tile.tile_q);
+      rows = half < rows ? half : rows / 2;
+    }
+  }
+
+  void offer_device_cqs(int32_t c, int32_t itr, int64_t tasks) {
+    for (const bool whole : {true, false})
+      for (const bool resident : {true, false})
+        for (const bool on_host : {false, true})
+          for (const int32_t buffers : {2, 1}) {
+            if (resident && buffers > 1 && !on_host) continue;
+            schedule_choice choice = cqs_choice(device_choice(tiles_[num_tiles_ > 1 && !whole ? num_tiles_ - 1 : 0]), c, itr, tasks);
+            choice.group_batch = 1;
+            choice.group_heads = whole ? problem_.p.num_kv_heads : 1;
+            choice.operands_resident = resident;
+            choice.accumulator_on_host = on_host;
+            choice.buffers = buffers;
+            choice.staging_pinned = staging_pinned_;
+            offer(choice);
+          }
+  }
+
+  const attention_problem& problem_;
+  const hardware_model& machine_;
+  const cqsa_attention_impl* impl_;
+  const budget& limit_;
+  std::vector<candidate_note>* notes_;
+  cqsa_leaf_tile tiles_[most_tiles];
+  int num_tiles_ = 0;
+  bool staging_pinned_ = false;
+  std::vector<priced> items_;
+  priced least_{};
+  bool least_set_ = false;
+};
+
+}  // namespace
+
+double problem_flops(const attention_problem& problem) {
+  const auto& p = problem.p;
+  const int64_t rows = problem.varlen() ? p.total_q : p.batch * p.seqlen_q;
+  if (rows == 0 || p.seqlen_q == 0) return 0;
+  const key_band band = key_band::of(p, p.seqlen_q, p.seqlen_k);
+  const double per_sequence = visible_pairs(band, p.seqlen_q, p.seqlen_k);
+  const double sequences = static_cast<double>(rows) / static_cast<double>(p.seqlen_q);
+  return 2.0 * static_cast<double>(p.head_dim + p.head_dim_v) * per_sequence * sequences * static_cast<double>(p.num_heads);
+}
+
+double predicted_seconds(const attention_problem& problem, const hardware_model& machine, const schedule_choice& choice,
+                         const footprint& cost) {
+  const double share = machine.host ? static_cast<double>(choice.workers) / machine.workers : 1.0;
+  const double compute = problem_flops(problem) / (machine.flops(problem.p.head_dim) * choice.leaf_efficiency * share);
+  const double launches = static_cast<double>(cost.tasks) * machine.launch_seconds;
+  if (machine.host) {
+    if (choice.schedule != CQSA_SCHEDULE_CQS) return compute + launches;
+    // Every row's state is read and written once for each of the l^itr tasks that hold the row.
+    const double visits = std::pow(find_quorum_set(choice.c)->l, choice.itr);
+    const double state = 8.0 * static_cast<double>(problem.p.batch * problem.p.num_heads * problem.p.seqlen_q) *
+                         static_cast<double>(problem.p.head_dim_v + 2);
+    return compute + launches + visits * state / machine.host_copy;
+  }
+  const double in = cost.bytes_in / machine.copy_in;
+  const double out = cost.bytes_out / machine.copy_out;
+  const bool staged = problem.p.memory_kv == CQSA_MEMORY_HOST || problem.p.memory_q == CQSA_MEMORY_HOST;
+  const double staging = staged ? (cost.bytes_in + cost.bytes_out) / machine.host_copy : 0;
+  const double pageable = choice.staging_pinned || cost.bytes_in == 0 ? 1.0 : 2.0;  // the driver stages once more
+  const double transfer = pageable * std::max({in, out, staging});
+  return launches + (choice.buffers > 1 ? std::max(compute, transfer) + 0.02 * std::min(compute, transfer) : compute + transfer);
+}
+
+budget budget_of(const attention_problem& problem, const hardware_model& machine) {
+  const auto or_unlimited = [](uint64_t bytes) { return bytes ? bytes : UINT64_MAX; };
+  budget limit{or_unlimited(problem.p.max_device_bytes), or_unlimited(problem.p.max_host_bytes),
+               or_unlimited(problem.p.max_pinned_bytes)};
+  // Without a stated limit a tenth of the free device memory stays free for others.
+  if (!machine.host && problem.p.max_device_bytes == 0 && machine.device_bytes) limit.device = machine.device_bytes / 10 * 9;
+  return limit;
+}
+
+cqsa_status choose_schedule(const attention_problem& problem, const hardware_model& machine, const cqsa_attention_impl* impl,
+                            const budget& limit, schedule_choice& choice_out, footprint& cost_out,
+                            std::vector<candidate_note>* notes) {
+  if (problem.p.schedule == CQSA_SCHEDULE_CQS && problem.batch_invariant())
+    return fail(CQSA_ERROR_UNSUPPORTED, "params->schedule CQS cuts rows by the chunk count, which CQSA_ATTENTION_BATCH_INVARIANT "
+                                        "forbids; use DIRECT, STREAM or AUTO");
+  if (problem.empty()) {
+    choice_out = {};
+    cost_out = {};
+    cost_out.workspace = (machine.host ? cost_out.host : cost_out.device) = workspace_header_bytes;
+    if (!limit.admits(cost_out))
+      return fail(CQSA_ERROR_BUDGET_TOO_SMALL, "the budget is below the least that works, %d bytes", workspace_header_bytes);
+    return CQSA_OK;
+  }
+  return chooser(problem, machine, impl, limit, notes).choose(choice_out, cost_out);
+}
+
+cqsa_status choose_implementation(const cqsa_backend_v1& backend, const attention_problem& problem, bool needs_state,
+                                  const cqsa_attention_impl*& impl_out, std::string* declined) {
+  cqsa_attention_leaf leaf = shape_of_leaf(problem);
+  if (needs_state) leaf.flags |= CQSA_LEAF_STATE_IN | CQSA_LEAF_STATE_OUT;
+  char reason[256] = "the backend has no attention implementation";
+  cqsa_status status = CQSA_ERROR_UNSUPPORTED;
+  for (int32_t i = 0; i < backend.num_attention; ++i) {
+    const cqsa_attention_impl& impl = backend.attention[i];
+    status = impl.probe(&leaf, reason, sizeof reason);
+    if (status == CQSA_OK) {
+      impl_out = &impl;
+      return CQSA_OK;
+    }
+    if (declined) *declined += std::string(impl.name) + " declined: " + reason + "\n";
+  }
+  return fail(status, "no implementation of backend %s takes this problem; the last one says: %s", backend.name, reason);
+}
+
+}  // namespace cqsa

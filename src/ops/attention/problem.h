@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is asked: the params checked and completed, and the operands checked and turned into views.
+#pragma once
+#include "backends/cqsa_backend.h"
+#include "error.h"
+
+namespace cqsa {
+
+// Params after validation: dtype_out, softmax_scale and windows filled in, nothing contradictory left.
+struct attention_problem {
+  cqsa_attention_params p{};
+
+  bool has(uint32_t flag) const { return p.flags & flag; }
+  int64_t ratio() const { return p.num_heads / p.num_kv_heads; }
+  bool varlen() const { return has(CQSA_ATTENTION_VARLEN); }
+  bool paged() const { return has(CQSA_ATTENTION_PAGED); }
+  bool batch_invariant() const { return has(CQSA_ATTENTION_BATCH_INVARIANT); }
+  // No output element at all.
+  bool empty() const { return p.batch == 0 || (varlen() ? p.total_q : p.seqlen_q) == 0; }
+  // Bytes of one row of one head; k and v include nothing of their scales.
+  int64_t q_row_bytes() const;
+  int64_t k_row_bytes() const;
+  int64_t v_row_bytes() const;
+  int64_t out_row_bytes() const;
+  int64_t k_scale_row_bytes() const;  // 0 unless per token or per group
+  int64_t v_scale_row_bytes() const;
+};
+
+// The caller's params (any struct_size that ever was) -> problem. All errors of params that do not need a backend.
+cqsa_status make_problem(const cqsa_attention_params* params, attention_problem& out);
+
+cqsa_status copy_args(const cqsa_attention_args* args, cqsa_attention_args& out);
+
+// cqsa_attention_params_of: shapes, dtypes, places and presence flags from tensors.
+cqsa_status params_of(const cqsa_backend_v1& backend, const cqsa_attention_args& args, cqsa_attention_params& inout);
+
+// The leaf of the whole problem without data: every operand that is there has a non-NULL data pointer that must not be
+// followed, and compact strides. For probe and workspace.
+cqsa_attention_leaf shape_of_leaf(const attention_problem& problem);
+
+// Checks every operand against the problem (presence, shape, dtype, device, overlap, values of host-resident cu_seqlens,
+// seqused_k and page_table) and fills the leaf of the whole problem. Touches no output.
+cqsa_status bind_operands(const attention_problem& problem, const cqsa_backend_v1& backend, const cqsa_attention_args& args,
+                          cqsa_attention_leaf& leaf_out);
+
+}  // namespace cqsa
