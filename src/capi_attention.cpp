@@ -71,9 +71,21 @@ cqsa_status check_run_workspace(const cqsa_plan& plan, const cqsa_attention_args
   return CQSA_OK;
 }
 
+// Device operands must be on the context's own device, not on a sibling.
+cqsa_status check_device_index(const cqsa_context& context, const cqsa_attention_args& args) {
+  const struct { const cqsa_tensor* tensor; const char* name; } operands[] = {
+      {args.q, "args->q"}, {args.k, "args->k"}, {args.v, "args->v"}, {args.out, "args->out"}};
+  for (const auto& o : operands)
+    if (o.tensor->device_type == context.backend->device_type && o.tensor->device_id != context.device_index)
+      return fail(CQSA_ERROR_DEVICE, "%s is on device %d, the context is for device %d", o.name, o.tensor->device_id,
+                  context.device_index);
+  return CQSA_OK;
+}
+
 cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args) {
   cqsa_attention_leaf whole{};
   CQSA_TRY(bind_operands(plan.problem, *plan.context->backend, args, whole));
+  if (!plan.hardware.host) CQSA_TRY(check_device_index(*plan.context, args));
   CQSA_TRY(check_run_workspace(plan, args));
   if (args.info) CQSA_TRY(check_out_struct(args.info, "args->info", first_run_info));
   whole.batch_invariant = plan.problem.batch_invariant();

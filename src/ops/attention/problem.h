@@ -16,7 +16,7 @@ struct attention_problem {
   bool paged() const { return has(CQSA_ATTENTION_PAGED); }
   bool batch_invariant() const { return has(CQSA_ATTENTION_BATCH_INVARIANT); }
   // No output element at all.
-  bool empty() const { return p.batch == 0 || (varlen() ? p.total_q : p.seqlen_q) == 0; }
+  bool empty() const { return varlen() ? p.total_q == 0 : p.batch == 0 || p.seqlen_q == 0; }
   // Bytes of one row of one head; k and v include nothing of their scales.
   int64_t q_row_bytes() const;
   int64_t k_row_bytes() const;
@@ -31,7 +31,8 @@ cqsa_status make_problem(const cqsa_attention_params* params, attention_problem&
 
 cqsa_status copy_args(const cqsa_attention_args* args, cqsa_attention_args& out);
 
-// cqsa_attention_params_of: shapes, dtypes, places and presence flags from tensors.
+// cqsa_attention_params_of: shapes, dtypes, places and presence flags from tensors. Checks what it has to read; the rest is
+// for make_problem and bind_operands. kv_group (int8) is taken as a wish when it is set.
 cqsa_status params_of(const cqsa_backend_v1& backend, const cqsa_attention_args& args, cqsa_attention_params& inout);
 
 // The leaf of the whole problem without data: every operand that is there has a non-NULL data pointer that must not be
@@ -39,7 +40,8 @@ cqsa_status params_of(const cqsa_backend_v1& backend, const cqsa_attention_args&
 cqsa_attention_leaf shape_of_leaf(const attention_problem& problem);
 
 // Checks every operand against the problem (presence, shape, dtype, device, overlap, values of host-resident cu_seqlens,
-// seqused_k and page_table) and fills the leaf of the whole problem. Touches no output.
+// seqused_k and page_table) and fills the leaf of the whole problem. Touches no output. Operands on the device must all have
+// the same device_id; that it is the context's own device is for the caller to check.
 cqsa_status bind_operands(const attention_problem& problem, const cqsa_backend_v1& backend, const cqsa_attention_args& args,
                           cqsa_attention_leaf& leaf_out);
 
