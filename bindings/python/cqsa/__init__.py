@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact attention under any memory budget.
+
+    import numpy as np, cqsa
+    q = k = v = np.random.randn(1, 8, 4096, 64).astype(np.float32)
+    out = cqsa.attention(q, k, v, causal="top_left", memory_limit="4MiB")
+
+Importing this package loads neither the library nor a GPU driver; the first call does (see cqsa._ffi for where the
+library is looked for, and doctor() for what was found).
+"""
+
+from ._attention import attention, attention_merge
+from ._context import backends
+from ._doctor import doctor
+from ._errors import (
+    CqsaError,
+    CqsaLibraryError,
+    CqsaMemoryError,
+    CqsaNotImplementedError,
+    CqsaRuntimeError,
+    CqsaValueError,
+)
+from ._plan import Plan, attention_plan
+from ._version import __version__
+
+__all__ = [
+    "CqsaError",
+    "CqsaLibraryError",
+    "CqsaMemoryError",
+    "CqsaNotImplementedError",
+    "CqsaRuntimeError",
+    "CqsaValueError",
+    "Plan",
+    "__version__",
+    "attention",
+    "attention_merge",
+    "attention_plan",
+    "backends",
+    "doctor",
+]

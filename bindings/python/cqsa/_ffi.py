@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cqsa.h for ctypes: structs, constants, prototypes, and where the library is looked for.
+
+Nothing is loaded at import. `library()` loads at its first call, in this order:
+
+1. the file named by the environment variable CQSA_LIBRARY (an absolute path; when it is set, nothing else is tried),
+2. `lib/libcqsa.so.0` inside this package,
+3. `libcqsa.so.0` by the system's loader.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from typing import Any, Dict, List, Optional, Tuple, Type
+
+from ._errors import CqsaLibraryError, error_for
+
+ABI_VERSION = 0
+LIBRARY_NAME = "libcqsa.so.0"
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Constants. tests/python/test_ffi.py compares every one with the header.
+# ---------------------------------------------------------------------------------------------------------------------
+
+OK = 0
+
+DTYPE_NONE = 0
+DTYPE_I8 = 0x00010800
+DTYPE_I32 = 0x00012000
+DTYPE_I64 = 0x00014000
+DTYPE_U8 = 0x00010801
+DTYPE_F16 = 0x00011002
+DTYPE_F32 = 0x00012002
+DTYPE_F64 = 0x00014002
+DTYPE_BF16 = 0x00011004
+DTYPE_BOOL = 0x00010806
+DTYPE_E4M3FN = 0x0001080A
+DTYPE_E5M2 = 0x0001080C
+
+DEVICE_CPU = 1
+
+BACKEND_STATES: Tuple[str, ...] = (
+    "ready", "not_found", "load_failed", "abi_mismatch", "no_driver", "no_device", "no_device_code")
+CAUSAL: Dict[str, int] = {"none": 0, "top_left": 1, "bottom_right": 2}
+SCHEDULES: Tuple[str, ...] = ("auto", "direct", "stream", "cqs")
+MEMORIES: Tuple[str, ...] = ("host", "pinned", "device", "tile")
+
+ATTENTION_WINDOW = 1 << 0
+ATTENTION_BATCH_INVARIANT = 1 << 9
+ATTENTION_DETERMINISTIC = 1 << 10
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Structs, field by field as in the header. Pointers to tensors are plain addresses here: faster to fill.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32), ("ndim", c_int32), ("dtype", c_int32),
+        ("shape", c_void_p), ("strides", c_void_p), ("byte_offset", c_uint64),
+    ]
+
+
+class Allocator(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("user", c_void_p), ("allocate", c_void_p),
+        ("release", c_void_p),
+    ]
+
+
+class BackendInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("state", c_int32), ("device_count", c_int32),
+        ("name", c_char * 32), ("reason", c_char * 512), ("device", c_char * 128),
+    ]
+
+
+class ContextParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("backend", c_char_p), ("backend_path", c_char_p),
+        ("device", c_int32), ("num_threads", c_int32), ("allocator", c_void_p), ("parallel_for", c_void_p),
+        ("parallel_for_user", c_void_p), ("log", c_void_p), ("log_user", c_void_p),
+    ]
+
+
+class AttentionParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32),
+        ("batch", c_int64), ("num_heads", c_int64), ("num_kv_heads", c_int64), ("head_dim", c_int64),
+        ("head_dim_v", c_int64), ("seqlen_q", c_int64), ("seqlen_k", c_int64), ("total_q", c_int64),
+        ("total_k", c_int64), ("page_size", c_int64), ("num_pages", c_int64),
+        ("dtype_q", c_int32), ("dtype_kv", c_int32), ("dtype_out", c_int32), ("dtype_bias", c_int32),
+        ("scale_k", c_int32), ("scale_v", c_int32), ("kv_group", c_int64),
+        ("memory_q", c_int32), ("memory_kv", c_int32), ("memory_out", c_int32), ("causal", c_int32),
+        ("window_left", c_int64), ("window_right", c_int64), ("softmax_scale", c_double), ("softcap", c_double),
+        ("dropout", c_double), ("mask_broadcast", c_uint32), ("bias_broadcast", c_uint32),
+        ("max_device_bytes", c_uint64), ("max_host_bytes", c_uint64), ("max_pinned_bytes", c_uint64),
+        ("schedule", c_int32), ("cqs_c", c_int32), ("cqs_itr", c_int32), ("reserved", c_int32),
+        ("tile_q", c_int64), ("tile_k", c_int64),
+    ]
+
+
+class RunInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32),
+        ("peak_device_bytes", c_uint64), ("peak_host_bytes", c_uint64), ("peak_pinned_bytes", c_uint64),
+        ("bytes_in", c_uint64), ("bytes_out", c_uint64), ("tasks", c_int64), ("seconds", c_double),
+        ("retries", c_int32), ("reserved", c_int32),
+    ]
+
+
+class AttentionArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32),
+        ("q", c_void_p), ("k", c_void_p), ("v", c_void_p), ("k_scale", c_void_p), ("v_scale", c_void_p),
+        ("mask", c_void_p), ("bias", c_void_p), ("alibi_slopes", c_void_p), ("sinks", c_void_p),
+        ("cu_seqlens_q", c_void_p), ("cu_seqlens_k", c_void_p), ("seqused_k", c_void_p), ("page_table", c_void_p),
+        ("out", c_void_p), ("lse", c_void_p), ("workspace", c_void_p), ("workspace_bytes", c_uint64),
+        ("cancel", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p), ("info", c_void_p),
+    ]
+
+
+class PlanInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32),
+        ("schedule", c_int32), ("cqs_c", c_int32), ("cqs_itr", c_int32), ("in_flight", c_int32),
+        ("tasks", c_int64), ("tile_q", c_int64), ("tile_k", c_int64),
+        ("peak_device_bytes", c_uint64), ("peak_host_bytes", c_uint64), ("peak_pinned_bytes", c_uint64),
+        ("workspace_bytes", c_uint64), ("bytes_in", c_uint64), ("bytes_out", c_uint64),
+        ("flops", c_double), ("seconds", c_double),
+        ("place_q", c_int32), ("place_kv", c_int32), ("place_acc", c_int32), ("place_out", c_int32),
+        ("implementation", c_char * 64), ("backend", c_char * 32),
+    ]
+
+
+class MergeArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("out_a", c_void_p), ("lse_a", c_void_p), ("out_b", c_void_p),
+        ("lse_b", c_void_p), ("out", c_void_p), ("lse", c_void_p),
+    ]
+
+
+STRUCTS: Dict[str, Type[ctypes.Structure]] = {
+    "cqsa_tensor": Tensor,
+    "cqsa_allocator": Allocator,
+    "cqsa_backend_info": BackendInfo,
+    "cqsa_context_params": ContextParams,
+    "cqsa_attention_params": AttentionParams,
+    "cqsa_run_info": RunInfo,
+    "cqsa_attention_args": AttentionArgs,
+    "cqsa_plan_info": PlanInfo,
+    "cqsa_attention_merge_args": MergeArgs,
+}
+
+PROGRESS_FN = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Functions: name -> (result, arguments). Opaque handles and struct pointers are addresses or byref().
+# ---------------------------------------------------------------------------------------------------------------------
+
+_LENGTH = POINTER(c_uint64)
+_HANDLE_OUT = POINTER(c_void_p)
+_INIT: Tuple[Any, List[Any]] = (None, [c_void_p, c_uint64])
+
+FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
+    "cqsa_version": (c_int32, []),
+    "cqsa_abi_version": (c_int32, []),
+    "cqsa_version_string": (c_char_p, []),
+    "cqsa_build_info": (c_char_p, []),
+    "cqsa_status_string": (c_char_p, [c_int32]),
+    "cqsa_last_error": (c_char_p, []),
+    "cqsa_backend_info_init": _INIT,
+    "cqsa_backend_name": (c_char_p, [c_int32]),
+    "cqsa_backend_query": (c_int32, [c_char_p, c_char_p, POINTER(BackendInfo)]),
+    "cqsa_context_params_init": _INIT,
+    "cqsa_context_create": (c_int32, [POINTER(ContextParams), _HANDLE_OUT]),
+    "cqsa_context_destroy": (None, [c_void_p]),
+    "cqsa_context_backend": (c_char_p, [c_void_p]),
+    "cqsa_context_hardware": (c_int32, [c_void_p, c_void_p, c_uint64, _LENGTH]),
+    "cqsa_attention_params_init": _INIT,
+    "cqsa_run_info_init": _INIT,
+    "cqsa_attention_args_init": _INIT,
+    "cqsa_attention_params_of": (c_int32, [c_void_p, POINTER(AttentionArgs), POINTER(AttentionParams)]),
+    "cqsa_attention": (c_int32, [c_void_p, POINTER(AttentionParams), POINTER(AttentionArgs), c_void_p]),
+    "cqsa_attention_query": (c_int32, [c_void_p, POINTER(AttentionParams)]),
+    "cqsa_attention_plan_create": (c_int32, [c_void_p, POINTER(AttentionParams), _HANDLE_OUT]),
+    "cqsa_attention_plan_create_for": (c_int32, [c_char_p, POINTER(AttentionParams), _HANDLE_OUT]),
+    "cqsa_plan_destroy": (None, [c_void_p]),
+    "cqsa_plan_info_init": _INIT,
+    "cqsa_plan_describe": (c_int32, [c_void_p, POINTER(PlanInfo)]),
+    "cqsa_plan_line": (c_int32, [c_void_p, c_void_p, c_void_p, c_uint64, _LENGTH]),
+    "cqsa_plan_explain": (c_int32, [c_void_p, c_void_p, c_uint64, _LENGTH]),
+    "cqsa_plan_json": (c_int32, [c_void_p, c_void_p, c_uint64, _LENGTH]),
+    "cqsa_workspace_query": (c_int32, [c_void_p, _LENGTH]),
+    "cqsa_workspace_init": (c_int32, [c_void_p, c_void_p, c_uint64]),
+    "cqsa_attention_execute": (c_int32, [c_void_p, POINTER(AttentionArgs), c_void_p]),
+    "cqsa_attention_merge_args_init": _INIT,
+    "cqsa_attention_merge": (c_int32, [c_void_p, POINTER(MergeArgs), c_void_p]),
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Loading
+# ---------------------------------------------------------------------------------------------------------------------
+
+_library: Optional[ctypes.CDLL] = None
+_library_path = ""
+_lock = threading.Lock()
+
+
+def library() -> ctypes.CDLL:
+    """The loaded library. Raises CqsaLibraryError, which names every path tried, when there is none."""
+    return _library if _library is not None else _load()
+
+
+def library_path() -> str:
+    """The name under which the library was found; "" before the first use."""
+    return _library_path
+
+
+def _candidates() -> List[str]:
+    named = os.environ.get("CQSA_LIBRARY")
+    if named:
+        if not os.path.isabs(named):
+            raise CqsaLibraryError(f"CQSA_LIBRARY is {named!r}, wanted an absolute path to {LIBRARY_NAME}")
+        return [named]
+    return [os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib", LIBRARY_NAME), LIBRARY_NAME]
+
+
+def _load() -> ctypes.CDLL:
+    global _library, _library_path
+    with _lock:
+        if _library is not None:
+            return _library
+        tried = []
+        for path in _candidates():
+            try:
+                loaded = ctypes.CDLL(path)
+            except OSError as error:
+                tried.append(f"{path} ({error})")
+                continue
+            _declare(loaded, path)
+            _library, _library_path = loaded, path
+            return loaded
+        raise CqsaLibraryError("libcqsa was not found. Tried: " + "; ".join(tried) +
+                               ". Set CQSA_LIBRARY to the absolute path of " + LIBRARY_NAME)
+
+
+def _declare(loaded: ctypes.CDLL, path: str) -> None:
+    try:
+        for name, (result, arguments) in FUNCTIONS.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+    except AttributeError as error:
+        raise CqsaLibraryError(f"{path} is not a libcqsa that this package can use: {error}") from None
+    abi = loaded.cqsa_abi_version()
+    if abi != ABI_VERSION:
+        raise CqsaLibraryError(f"{path} has ABI {abi}, this package wants {ABI_VERSION}")
+
+
+def check(status: int) -> None:
+    """Raises the exception of a status other than CQSA_OK, with the library's own sentence as its message."""
+    if status != OK:
+        raise status_error(status)
+
+
+def status_error(status: int) -> Exception:
+    """The exception of a failed call. Must be made on the thread that made the call."""
+    text = library().cqsa_last_error().decode("utf-8", "replace")
+    return error_for(status, text)
+
+
+def text_of(function: Any, *head: Any) -> str:
+    """Text from a function that ends in (buffer, size, length_out)."""
+    length, size = c_uint64(0), 4096
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        check(function(*head, buffer, size, ctypes.byref(length)))
+        if length.value < size:
+            return buffer.value.decode("utf-8", "replace")
+        size = length.value + 1
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples run, and stay as short as the README promises."""
+import pathlib
+
+import pytest
+
+from test_calls import run_python
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "python"
+
+
+@pytest.mark.parametrize("name, most_lines", [("quickstart.py", 5), ("attention.py", 15)])
+def test_example(name, most_lines):
+    text = (EXAMPLES / name).read_text()
+    assert text.count("\n") <= most_lines
+    done = run_python(f"__file__ = {str(EXAMPLES / name)!r}\n" + text)
+    assert done.returncode == 0 and "schedule=" in done.stdout, done.stderr
