@@ -135,6 +135,7 @@ std::string hardware_to_json(const hardware_model& m) {
                                 {"copy_in", m.copy_in},
                                 {"copy_out", m.copy_out},
                                 {"host_copy", m.host_copy},
+                                {"device_copy", m.device_copy},
                                 {"launch_seconds", m.launch_seconds}}
       .dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -170,7 +171,8 @@ cqsa_status read_field(const std::string& key, const nlohmann::json& value, hard
   double number = 0;
   const struct { const char* key; double* to; } rates[] = {
       {"flops_64", &m.flops_64},   {"flops_128", &m.flops_128}, {"copy_in", &m.copy_in},
-      {"copy_out", &m.copy_out},   {"host_copy", &m.host_copy}, {"launch_seconds", &m.launch_seconds}};
+      {"copy_out", &m.copy_out},   {"host_copy", &m.host_copy}, {"device_copy", &m.device_copy},
+      {"launch_seconds", &m.launch_seconds}};
   for (const auto& rate : rates)
     if (key == rate.key) return read_number(value, rate.key, *rate.to);
   if (key == "device_bytes" || key == "host_bytes" || key == "workers") {

@@ -24,9 +24,11 @@ struct hardware_model {
   double copy_in = 0;           // bytes/s host -> device from pinned memory, and back
   double copy_out = 0;
   double host_copy = 0;         // bytes/s of a memcpy into staging
+  double device_copy = 0;       // bytes/s read plus written in device memory; 0: 20 x copy_in
   double launch_seconds = 0;    // cost of one leaf call
 
   double flops(int64_t head_dim) const;
+  double memory_rate() const { return device_copy > 0 ? device_copy : 20 * copy_in; }
 };
 
 // One way to do it: everything a run needs besides problem and operands.

@@ -13,7 +13,7 @@ namespace cqsa {
 namespace {
 
 constexpr double tie = 1.02;              // candidates within 2 % of the fastest count as equally fast
-constexpr int64_t most_cqs_tasks = 4096;  // deeper decompositions are made only on request
+constexpr int64_t most_cqs_tasks = 1000;  // deeper decompositions are made only on request
 constexpr int most_tiles = 16;
 constexpr cqsa_leaf_tile generic_tile{128, 128, 1.0};  // of a machine that is not here
 
@@ -56,26 +56,27 @@ class chooser {
     return problem_.p.schedule == CQSA_SCHEDULE_AUTO || problem_.p.schedule == schedule;
   }
 
-  // Returns whether it fits.
+  // Prices a candidate. Returns whether it fits.
   bool offer(const schedule_choice& choice) {
     priced item{choice, {}, 0};
     item.cost = machine_.host ? host_footprint(problem_, impl_, choice) : device_footprint(problem_, impl_, choice);
     item.seconds = predicted_seconds(problem_, machine_, choice, item.cost);
     const bool fits = limit_.admits(item.cost);
     if (!fits && (!least_set_ || peak(item.cost) < peak(least_.cost))) least_ = item, least_set_ = true;
-    if (notes_) notes_->push_back({choice, item.cost, item.seconds, fits ? "" : "does not fit the budget"});
-    if (fits) items_.push_back(item);
-    return fits;
+    const char* verdict = !fits ? "does not fit the budget" : only_shown_ ? "not needed: a plan without partial results fits" : "";
+    if (notes_) notes_->push_back({choice, item.cost, item.seconds, verdict});
+    if (!fits || only_shown_) return fits;
+    items_.push_back(item);
+    fastest_ = std::min(fastest_, item.seconds);
+    return true;
   }
 
-  uint64_t peak(const footprint& cost) const { return machine_.host ? cost.host : cost.device; }
+  static uint64_t peak(const footprint& cost) { return cost.device + cost.host + cost.pinned; }
 
   const priced* pick() const {
     const priced* best = nullptr;
-    double fastest = HUGE_VAL;
-    for (const priced& item : items_) fastest = std::min(fastest, item.seconds);
     for (const priced& item : items_)
-      if (item.seconds <= fastest * tie && (!best || peak(item.cost) < peak(best->cost))) best = &item;
+      if (item.seconds <= fastest_ * tie && (!best || peak(item.cost) < peak(best->cost))) best = &item;
     return best;
   }
 
@@ -130,7 +131,14 @@ class chooser {
     if (wanted(CQSA_SCHEDULE_DIRECT) && offer(host_choice(CQSA_SCHEDULE_DIRECT, hinted_tile(), machine_.workers)) && !notes_)
       return;  // nothing on a host backend is faster than direct
     if (wanted(CQSA_SCHEDULE_STREAM)) offer_host_stream();
-    if (problem_.p.schedule == CQSA_SCHEDULE_CQS || (notes_ && wanted(CQSA_SCHEDULE_CQS))) offer_cqs();
+    if (cqs_matters()) offer_cqs();
+  }
+
+  // On one device CQS moves the bytes that stream moves for the same memory, and partial results on top; on a host it only
+  // costs memory. So unless asked for it counts when nothing else fits; explain shows it all the same.
+  bool cqs_matters() {
+    only_shown_ = problem_.p.schedule != CQSA_SCHEDULE_CQS && !items_.empty();
+    return wanted(CQSA_SCHEDULE_CQS) && (!only_shown_ || notes_);
   }
 
   const cqsa_leaf_tile& hinted_tile() const {
@@ -205,8 +213,9 @@ class chooser {
 
   void offer_device() {
     if (wanted(CQSA_SCHEDULE_DIRECT)) offer_device_direct();
+    if (all_on_device() && !items_.empty() && !notes_) return;  // nothing to copy: nothing is faster than direct
     if (wanted(CQSA_SCHEDULE_STREAM)) offer_device_stream();
-    if (wanted(CQSA_SCHEDULE_CQS)) for_staging([this] { offer_cqs(); });
+    if (cqs_matters()) for_staging([this] { offer_cqs(); });
   }
 
   bool all_on_device() const {
@@ -277,15 +286,14 @@ class chooser {
     return window >= all ? 0 : std::min(all, window * 4);
   }
 
-  // Fewer bytes move the more rows stay: go down from all of them until two sizes fit.
+  // Fewer bytes move the more rows stay: go down from all of them until it is too slow to matter.
   void offer_query_tiles(schedule_choice choice, const cqsa_leaf_tile& tile) {
     const auto& p = problem_.p;
     const int64_t all = std::max<int64_t>(1, p.seqlen_q);
-    int fitting = 0;
     int64_t rows = p.tile_q ? std::min(all, p.tile_q) : all;
-    while (fitting < 2) {
+    while (true) {
       choice.tile_q = rows;
-      fitting += offer(choice);
+      if (offer(choice) && items_.size() && items_.back().seconds > fastest_ * tie) break;
       if (p.tile_q || rows <= tile.tile_q) break;
       const int64_t half = rounded_up(rows / 2, tile.tile_q);
       rows = half < rows ? half : rows / 2;
@@ -317,6 +325,8 @@ class chooser {
   cqsa_leaf_tile tiles_[most_tiles];
   int num_tiles_ = 0;
   bool staging_pinned_ = false;
+  bool only_shown_ = false;  // candidates are priced for explain, but are not to be taken
+  double fastest_ = HUGE_VAL;
   std::vector<priced> items_;
   priced least_{};
   bool least_set_ = false;
@@ -334,6 +344,19 @@ double problem_flops(const attention_problem& problem) {
   return 2.0 * static_cast<double>(p.head_dim + p.head_dim_v) * per_sequence * sequences * static_cast<double>(p.num_heads);
 }
 
+namespace {
+
+// A leaf call that is not the only one of its rows reads and writes their f32 state in device memory.
+double state_seconds(const attention_problem& problem, const hardware_model& machine, const schedule_choice& choice,
+                     const footprint& cost) {
+  const bool windows = choice.schedule == CQSA_SCHEDULE_STREAM && choice.tile_k < problem.p.seqlen_k;
+  if (!windows && choice.schedule != CQSA_SCHEDULE_CQS) return 0;
+  const double rows = static_cast<double>(choice.tile_q) * static_cast<double>(choice.group_batch * choice.group_heads * problem.ratio());
+  return static_cast<double>(cost.tasks) * rows * 8.0 * static_cast<double>(problem.p.head_dim_v + 2) / machine.memory_rate();
+}
+
+}  // namespace
+
 double predicted_seconds(const attention_problem& problem, const hardware_model& machine, const schedule_choice& choice,
                          const footprint& cost) {
   const double share = machine.host ? static_cast<double>(choice.workers) / machine.workers : 1.0;
@@ -349,11 +372,14 @@ double predicted_seconds(const attention_problem& problem, const hardware_model&
   }
   const double in = cost.bytes_in / machine.copy_in;
   const double out = cost.bytes_out / machine.copy_out;
+  const double busy = compute + launches + state_seconds(problem, machine, choice, cost);
+  // Partial results that are merged on the host: read, read, written.
+  const double merged = choice.accumulator_on_host ? 3 * cost.bytes_out / machine.host_copy : 0;
   const bool staged = problem.p.memory_kv == CQSA_MEMORY_HOST || problem.p.memory_q == CQSA_MEMORY_HOST;
   const double staging = staged ? (cost.bytes_in + cost.bytes_out) / machine.host_copy : 0;
   const double pageable = choice.staging_pinned || cost.bytes_in == 0 ? 1.0 : 2.0;  // the driver stages once more
   const double transfer = pageable * std::max({in, out, staging});
-  return launches + (choice.buffers > 1 ? std::max(compute, transfer) + 0.02 * std::min(compute, transfer) : compute + transfer);
+  return merged + (choice.buffers > 1 ? std::max(busy, transfer) + 0.02 * std::min(busy, transfer) : busy + transfer);
 }
 
 budget budget_of(const attention_problem& problem, const hardware_model& machine) {
