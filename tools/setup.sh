@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs what building and testing need, and only what is missing. Debian and Ubuntu; elsewhere it lists the names and goes on.
+#   tools/setup.sh build | test
+set -euo pipefail
+
+build=(g++ cmake make git libhwy-dev nlohmann-json3-dev libcli11-dev libfmt-dev)
+test=(catch2 libdlpack-dev binutils clang python3 python3-numpy python3-pytest python3-hypothesis pkg-config)
+
+wanted=("${build[@]}")
+[ "${1:-build}" = test ] && wanted+=("${test[@]}")
+
+if ! command -v dpkg-query >/dev/null; then
+  echo "not a Debian system: please see that these are installed: ${wanted[*]}" >&2
+  exit 0
+fi
+missing=()
+for package in "${wanted[@]}"; do
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+sudo=
+[ "$(id -u)" -eq 0 ] || sudo=sudo
+echo "installing: ${missing[*]}"
+log=$(mktemp)
+if ! { $sudo apt-get update && DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+  cat "$log" >&2
+  exit 1
+fi
+rm -f "$log"
