@@ -15,5 +15,7 @@ write_basic_package_version_file(${CMAKE_BINARY_DIR}/cqsaConfigVersion.cmake COM
 install(FILES ${CMAKE_BINARY_DIR}/cqsaConfig.cmake ${CMAKE_BINARY_DIR}/cqsaConfigVersion.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/cqsa)
 
+# From the folder of cqsa.pc up to the prefix, whatever the depth of libdir (lib, lib/x86_64-linux-gnu).
+file(RELATIVE_PATH CQSA_PC_TO_PREFIX "/p/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/p")
 configure_file(cmake/cqsa.pc.in ${CMAKE_BINARY_DIR}/cqsa.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/cqsa.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -8,7 +8,7 @@
 namespace cqsa {
 
 struct backend_lookup {
-  const cqsa_backend_v1* backend = nullptr;  // set when the plugin loaded, ready or not
+  const cqsa_backend_v1* backend = nullptr;  // set when the backend is ready
   int32_t state = CQSA_BACKEND_NOT_FOUND;    // CQSA_BACKEND_*
   std::string reason;
 };

@@ -104,7 +104,7 @@ cqsa_status complete_params(const cqsa_context& context, const cqsa_attention_ar
 }
 
 cqsa_status copy_params(const cqsa_attention_params* params, cqsa_attention_params& out) {
-  return copy_struct(params, "params", first_params, ~0u, out);  // flags are judged by make_problem
+  return copy_struct(params, "params", first_params, attention_flags, out);
 }
 
 cqsa_status prepare_header(const cqsa_plan& plan, void* workspace) {

@@ -31,8 +31,7 @@ def main(cmake, build, source):
             sys.exit("cqsa.pc is not installed exactly once")
         if shutil.which("pkg-config"):
             environment = dict(os.environ, PKG_CONFIG_PATH=pc[0])
-            # The prefix recorded at configure time is not the one installed to here: pkg-config is told.
-            flags = run("pkg-config", "--define-variable=prefix=" + prefix, "--cflags", "--libs", "cqsa", env=environment).split()
+            flags = run("pkg-config", "--cflags", "--libs", "cqsa", env=environment).split()
             run("cc", consumer + "/consumer.c", "-o", scratch + "/by_pkg_config", *flags, "-Wl,-rpath," + os.path.dirname(pc[0]))
             run(scratch + "/by_pkg_config")
         tool = os.path.join(prefix, "bin", "cqsa")

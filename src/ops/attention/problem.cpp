@@ -20,7 +20,6 @@ using params = cqsa_attention_params;
 // Sizes that the structs had in 0.1, the first version.
 constexpr uint32_t first_params_size = offsetof(params, tile_k) + sizeof(int64_t);
 constexpr uint32_t first_args_size = offsetof(cqsa_attention_args, info) + sizeof(cqsa_run_info*);
-constexpr uint32_t known_flags = (CQSA_ATTENTION_DETERMINISTIC << 1) - 1;
 constexpr uint32_t known_broadcast = (CQSA_BROADCAST_KEY << 1) - 1;
 constexpr int64_t most = INT64_MAX;
 
@@ -268,7 +267,7 @@ int64_t attention_problem::v_scale_row_bytes() const { return scale_row_bytes(p.
 
 cqsa_status make_problem(const cqsa_attention_params* caller, attention_problem& out) {
   params p;
-  CQSA_TRY(copy_struct(caller, "params", first_params_size, known_flags, p));
+  CQSA_TRY(copy_struct(caller, "params", first_params_size, attention_flags, p));
   CQSA_TRY(check_heads(p));
   CQSA_TRY(check_lengths(p));
   CQSA_TRY(check_dtypes(p));

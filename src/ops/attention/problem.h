@@ -6,6 +6,8 @@
 
 namespace cqsa {
 
+inline constexpr uint32_t attention_flags = (CQSA_ATTENTION_DETERMINISTIC << 1) - 1;  // every bit that has a meaning
+
 // Params after validation: dtype_out, softmax_scale and windows filled in, nothing contradictory left.
 struct attention_problem {
   cqsa_attention_params p{};

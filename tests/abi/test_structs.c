@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The struct_size rule at every public function that takes a struct: a size nobody had, a dirty tail and an unknown flag are
+ * refused with the right status; a clean larger struct of a newer caller is not. Linked with the library, as a program is. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cqsa.h"
+
+static int failures;
+static cqsa_context *context;
+static cqsa_plan *plan;
+
+/* Sizes and a tail that a newer header might have. */
+enum { TAIL = 32 };
+typedef struct {
+  unsigned char bytes[1024 + TAIL];
+} big;
+
+/* A call with `memory` as the struct under test; everything else about it is right. */
+typedef cqsa_status (*call_fn)(void *memory);
+
+static float data[4];
+static int64_t shape[4] = {1, 1, 1, 4}, lse_shape[3] = {1, 1, 1};
+static float out_data[4], lse_data[1];
+static cqsa_tensor q, out, lse;
+
+static cqsa_attention_params small_params(void) {
+  cqsa_attention_params params = CQSA_ATTENTION_PARAMS_INIT;
+  params.batch = params.num_heads = params.num_kv_heads = params.seqlen_q = params.seqlen_k = 1;
+  params.head_dim = params.head_dim_v = 4;
+  params.dtype_q = params.dtype_kv = CQSA_DTYPE_F32;
+  return params;
+}
+
+static cqsa_attention_args small_args(void) {
+  cqsa_attention_args args = CQSA_ATTENTION_ARGS_INIT;
+  args.q = args.k = args.v = &q;
+  args.out = &out;
+  return args;
+}
+
+static cqsa_status call_context(void *memory) {
+  cqsa_context *made = NULL;
+  cqsa_status status = cqsa_context_create(memory, &made);
+  cqsa_context_destroy(made);
+  return status;
+}
+static cqsa_status call_backend_info(void *memory) { return cqsa_backend_query("cpu", NULL, memory); }
+static cqsa_status call_query(void *memory) { return cqsa_attention_query(context, memory); }
+static cqsa_status call_create(void *memory) {
+  cqsa_plan *made = NULL;
+  cqsa_status status = cqsa_attention_plan_create(context, memory, &made);
+  cqsa_plan_destroy(made);
+  return status;
+}
+static cqsa_status call_params(void *memory) {
+  cqsa_attention_args args = small_args();
+  return cqsa_attention(context, memory, &args, NULL);
+}
+static cqsa_status call_params_of(void *memory) {
+  cqsa_attention_args args = small_args();
+  return cqsa_attention_params_of(context, &args, memory);
+}
+static cqsa_status call_args(void *memory) {
+  cqsa_attention_params params = CQSA_ATTENTION_PARAMS_INIT;
+  return cqsa_attention(context, &params, memory, NULL);
+}
+static cqsa_status call_execute(void *memory) { return cqsa_attention_execute(plan, memory, NULL); }
+static cqsa_status call_run_info(void *memory) {
+  cqsa_attention_params params = CQSA_ATTENTION_PARAMS_INIT;
+  cqsa_attention_args args = small_args();
+  args.info = memory;
+  return cqsa_attention(context, &params, &args, NULL);
+}
+static cqsa_status call_describe(void *memory) { return cqsa_plan_describe(plan, memory); }
+static cqsa_status call_merge(void *memory) { return cqsa_attention_merge(context, memory, NULL); }
+
+static void expect(const char *name, const char *what, call_fn call, big *memory, cqsa_status wanted) {
+  cqsa_status status;
+  memset(out_data, 0x5A, sizeof out_data);
+  status = call(memory->bytes);
+  if (status != wanted) {
+    ++failures;
+    printf("%s, %s: status is %s, wanted %s (%s)\n", name, what, cqsa_status_string(status), cqsa_status_string(wanted),
+           cqsa_last_error());
+  }
+  if (wanted != CQSA_OK && out_data[0] != out_data[1]) {
+    ++failures;
+    printf("%s, %s: a refused call wrote its output\n", name, what);
+  }
+}
+
+/* `good`: a whole struct of `size` bytes that the call accepts. has_flags: the flags are the caller's (not an output). */
+static void check(const char *name, call_fn call, const void *good, uint32_t size, int has_flags) {
+  static const uint32_t wrong[] = {0, 4, 7, 8, 70000, 0xFFFFFFFFu};
+  uint32_t stated, i, flag = 1u << 31;
+  big memory;
+#define FRESH() (memset(memory.bytes, 0, sizeof memory.bytes), memcpy(memory.bytes, good, size))
+#define STATE(number) (stated = (number), memcpy(memory.bytes, &stated, sizeof stated))
+  FRESH();
+  expect(name, "as it is", call, &memory, CQSA_OK);
+  for (i = 0; i < sizeof wrong / sizeof *wrong; ++i) {
+    FRESH();
+    STATE(wrong[i]);
+    expect(name, "a size nobody had", call, &memory, CQSA_ERROR_STRUCT_SIZE);
+  }
+  FRESH();
+  STATE(size - 8);
+  expect(name, "smaller than the first version", call, &memory, CQSA_ERROR_STRUCT_SIZE);
+  FRESH();
+  STATE(size + TAIL);
+  expect(name, "larger with a clean tail", call, &memory, CQSA_OK);
+  memcpy(&stated, memory.bytes, sizeof stated);
+  if (stated != size + TAIL) ++failures, printf("%s: struct_size was changed to %u\n", name, (unsigned)stated);
+  FRESH();
+  STATE(size + TAIL);
+  memory.bytes[size + TAIL - 1] = 1;
+  expect(name, "larger with a dirty tail", call, &memory, CQSA_ERROR_STRUCT_SIZE);
+  FRESH();
+  memory.bytes[size] = 1;
+  expect(name, "dirty beyond its own size", call, &memory, CQSA_OK);
+  FRESH();
+  memcpy(memory.bytes + 4, &flag, sizeof flag);
+  if (has_flags) expect(name, "an unknown flag", call, &memory, CQSA_ERROR_UNKNOWN_FLAG);
+}
+
+static void make_tensors(void) {
+  q.data = data;
+  q.device_type = CQSA_DEVICE_CPU;
+  q.ndim = 4;
+  q.dtype = CQSA_DTYPE_F32;
+  q.shape = shape;
+  lse = out = q;
+  out.data = out_data;
+  lse.data = lse_data;
+  lse.ndim = 3;
+  lse.shape = lse_shape;
+}
+
+#define CHECK(call, object, has_flags) check(#call, call, &(object), (uint32_t)sizeof(object), has_flags)
+
+int main(void) {
+  cqsa_context_params context_params = CQSA_CONTEXT_PARAMS_INIT;
+  cqsa_attention_params params = small_params(), empty_params = CQSA_ATTENTION_PARAMS_INIT;
+  cqsa_attention_args args = small_args();
+  cqsa_attention_merge_args merge = CQSA_ATTENTION_MERGE_ARGS_INIT;
+  cqsa_backend_info backend_info = CQSA_BACKEND_INFO_INIT;
+  cqsa_run_info run_info = CQSA_RUN_INFO_INIT;
+  cqsa_plan_info plan_info = CQSA_PLAN_INFO_INIT;
+  make_tensors();
+  context_params.backend = "cpu";
+  merge.out_a = merge.out_b = &q;
+  merge.lse_a = merge.lse_b = &lse;
+  merge.out = &out;
+  merge.lse = &lse;
+  if (cqsa_context_create(&context_params, &context) || cqsa_attention_plan_create(context, &params, &plan)) {
+    printf("%s\n", cqsa_last_error());
+    return 1;
+  }
+  CHECK(call_context, context_params, 1);
+  CHECK(call_backend_info, backend_info, 0);
+  CHECK(call_query, params, 1);
+  CHECK(call_create, params, 1);
+  CHECK(call_params, params, 1);
+  CHECK(call_params, empty_params, 1);
+  CHECK(call_params_of, empty_params, 1);
+  CHECK(call_args, args, 1);
+  CHECK(call_execute, args, 1);
+  CHECK(call_run_info, run_info, 0);
+  CHECK(call_describe, plan_info, 0);
+  CHECK(call_merge, merge, 1);
+  cqsa_plan_destroy(plan);
+  cqsa_context_destroy(context);
+  printf("%d failures\n", failures);
+  return failures != 0;
+}
