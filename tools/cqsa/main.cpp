@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// cqsa: the command line of libcqsa. It uses the public C API only.
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "cqsa.h"
+#include "interrupt.h"
+#include "options.h"
+
+namespace tool {
+namespace {
+
+// `--check 128` as `--check=128`: for the parser an option with an optional value would also swallow a file name.
+std::vector<std::string> arguments(int argc, char** argv) {
+  std::vector<std::string> out;
+  for (int i = 1; i < argc; ++i) {
+    const std::string text = argv[i];
+    const bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+    if (digits && !out.empty() && out.back() == "--check")
+      out.back() += "=" + text;
+    else
+      out.push_back(text);
+  }
+  std::reverse(out.begin(), out.end());  // as the parser wants them
+  return out;
+}
+
+// Messages of others may have several lines; ours have one.
+int report(std::string message, int status) {
+  while (!message.empty() && (message.back() == '\n' || message.back() == ' ')) message.pop_back();
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  fmt::print(stderr, "cqsa: {}\n", message);
+  return status;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Exact attention under any memory budget", "cqsa");
+  app.set_version_flag("--version", fmt::format("cqsa {}", cqsa_version_string()));
+  app.require_subcommand(1);
+  int status = kExitOk;
+  add_doctor(app, status);
+  add_plan(app, status);
+  add_attention(app, status);
+  try {
+    app.parse(arguments(argc, argv));
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    return report(error.what(), kExitError);
+  }
+  return status;
+}
+
+}  // namespace
+}  // namespace tool
+
+int main(int argc, char** argv) {
+  try {
+    return tool::run(argc, argv);
+  } catch (const tool::interrupted_error& error) {
+    return tool::report(error.what(), tool::kExitInterrupted);
+  } catch (const std::exception& error) {
+    return tool::report(error.what(), tool::kExitError);
+  }
+}
