@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scalar conversions between float/double and the narrow storage formats.
 //
 // Everything is integer arithmetic on bit patterns: the result does not depend

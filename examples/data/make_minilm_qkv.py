@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Make minilm_qkv.safetensors: Q, K, V of a real trained model on real text.
 
 The model is all-MiniLM-L6-v2 (a BERT encoder: 6 layers, hidden size 384,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention of a real model's layer, under smaller and smaller budgets: python3 examples/python/attention.py"""
 import json, pathlib
 import numpy as np, cqsa

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every code, every tie and every overflow threshold of src/dtype.h, against an
 // oracle written another way (a search in a sorted table of decoded values), the
 // compiler's and the machine's half precision, and values recorded from ml_dtypes.
