@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moves tiles of a strided, varlen or paged host operand into compact memory and back: the host half of a transfer.
 #pragma once
+#include <algorithm>
+
 #include "context.h"
+#include "error.h"
 #include "ops/attention/decompose.h"
 
 namespace cqsa {
@@ -23,6 +26,7 @@ struct host_tile {
   int64_t stride[4] = {};
   int64_t extent[4] = {};
   index_map rows, columns;
+  bool pinned = false;  // the operand is page-locked: the device can copy from and to it directly
 
   int64_t lines() const { return extent[0] * extent[1] * extent[2]; }
   int64_t line_bytes() const { return extent[3] * element; }
@@ -30,13 +34,41 @@ struct host_tile {
 
 // Lines [begin, end) of the tile between its operand and compact memory (where line `begin` is at compact). Keys of a hidden
 // page are gathered as zeros. Large moves are spread over the context's threads.
-void gather_lines(const cqsa_context& context, const host_tile& tile, int64_t begin, int64_t end, char* compact);
-void scatter_lines(const cqsa_context& context, const host_tile& tile, int64_t begin, int64_t end, const char* compact);
+cqsa_status gather_lines(const cqsa_context& context, const host_tile& tile, int64_t begin, int64_t end, char* compact);
+cqsa_status scatter_lines(const cqsa_context& context, const host_tile& tile, int64_t begin, int64_t end, const char* compact);
+
+// Lines from `line` on that lie one after the other in the operand as they do in compact memory, and where the first of them is.
+// 0 lines: no such order. Keys of a hidden page are a run of their own, at nullptr.
+struct line_run {
+  char* data;
+  int64_t lines;
+};
+line_run contiguous_lines(const host_tile& tile, int64_t line);
 
 // Position in the sequence of a row of a task, and how many rows from it on are consecutive.
 struct segment_run {
   int64_t position, length;
 };
 segment_run run_of_row(const cqs_segment* segments, int64_t num_segments, int64_t row);
+
+// body(begin, end) over parts of [0, count), on several threads when `bytes` is worth it.
+template <class F>
+cqsa_status for_ranges(const cqsa_context& context, int64_t count, int64_t bytes, F& body) {
+  constexpr int64_t bytes_per_thread = 128 << 10;  // below this a second thread costs more than it brings
+  const int64_t parts = std::min({int64_t{context.num_threads}, bytes / bytes_per_thread, count});
+  if (parts <= 1) {
+    body(0, count);
+    return CQSA_OK;
+  }
+  struct job {
+    F& body;
+    int64_t count, parts;
+  } work{body, count, parts};
+  const auto task = [](void* data, int64_t index) {
+    const job& w = *static_cast<job*>(data);
+    w.body(w.count * index / w.parts, w.count * (index + 1) / w.parts);
+  };
+  return run_tasks(context, parts, task, &work);
+}
 
 }  // namespace cqsa

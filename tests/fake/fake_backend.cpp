@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device that is not there: its own memory, asynchronous streams, and leaves computed by the CPU backend. It trusts the core
+// in nothing: every address that it is given is checked, and what no event orders runs in any order.
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "fake_leaf.h"
+#include "fake_memory.h"
+#include "fake_stream.h"
+
+#if __has_include("cqsa_build_id.h")
+#include "cqsa_build_id.h"
+#endif
+#ifndef CQSA_BUILD_ID
+#define CQSA_BUILD_ID "dev"
+#endif
+
+namespace fake {
+namespace {
+
+// "The n-th from now fails, and so do the next ones."
+class fuse {
+ public:
+  void set(int64_t first, int64_t count) {
+    const std::lock_guard hold(lock_);
+    first_ = first;
+    last_ = first ? first + std::max<int64_t>(count, 1) - 1 : 0;
+    seen_ = 0;
+  }
+  bool blows() {
+    const std::lock_guard hold(lock_);
+    ++seen_;
+    return first_ && seen_ >= first_ && seen_ <= last_;
+  }
+
+ private:
+  std::mutex lock_;
+  int64_t first_ = 0, last_ = 0, seen_ = 0;
+};
+
+struct device_state {
+  std::mutex lock;  // of the delays
+  delays pauses;
+  uint64_t streams_made = 0;
+  std::atomic<int32_t> state{CQSA_BACKEND_READY};
+  fuse alloc, launch, copy, execution;
+  std::atomic<int64_t> objects{0}, copies{0}, launches{0}, allocations{0};
+  std::atomic<uint64_t> bytes_in{0}, bytes_out{0};
+};
+
+device_state& device() {
+  static device_state instance;
+  return instance;
+}
+
+cqsa_status check_fault() {
+  const std::string text = fault();
+  return text.empty() ? CQSA_OK : fail(CQSA_ERROR_RUNTIME, "an earlier operation failed: " + text);
+}
+
+using event_handle = std::shared_ptr<event>;
+
+// ---- what the backend struct wants ------------------------------------------------------------------------------------------
+
+int32_t state(char* reason, uint64_t size) {
+  const int32_t now = device().state.load();
+  if (size) std::snprintf(reason, size, "%s", now == CQSA_BACKEND_READY ? "" : "the fake device was told to be away");
+  return now;
+}
+
+int32_t device_count() { return 1; }
+
+cqsa_status device_properties(int32_t index, cqsa_device_properties* out) {
+  if (index != 0) return fail(CQSA_ERROR_NO_DEVICE, "the fake backend has device 0 only");
+  *out = {};
+  std::snprintf(out->name, sizeof out->name, "fake device");
+  std::snprintf(out->arch, sizeof out->arch, "fake");
+  out->total_bytes = the_memory().total_bytes();
+  out->free_bytes = the_memory().free_bytes();
+  out->compute_units = 1;
+  return CQSA_OK;
+}
+
+double compute_rate(int32_t, int64_t head_dim, cqsa_dtype, const cqsa_exec*) { return head_dim >= 128 ? 6e10 : 5e10; }
+
+cqsa_status device_open(int32_t index, void** out) {
+  if (index != 0) return fail(CQSA_ERROR_NO_DEVICE, "the fake backend has device 0 only");
+  *out = &device();
+  return CQSA_OK;
+}
+
+void device_close(void*) {}
+
+cqsa_status device_alloc(void*, uint64_t bytes, void** out) {
+  ++device().allocations;
+  if (device().alloc.blows()) return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "this allocation was told to fail");
+  *out = the_memory().take(bytes, false, true);
+  return *out ? CQSA_OK : fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, std::to_string(bytes) + " bytes are more than is left");
+}
+
+void device_free(void*, void* p) {
+  if (!the_memory().give(p, false)) report_fault("device_free of an address that is not alive");
+}
+
+cqsa_status pinned_alloc(void*, uint64_t bytes, void** out) {
+  *out = the_memory().take(bytes, true, true);
+  return *out ? CQSA_OK : fail(CQSA_ERROR_OUT_OF_PINNED_MEMORY, std::to_string(bytes) + " pinned bytes are more than is left");
+}
+
+void pinned_free(void*, void* p) {
+  if (!the_memory().give(p, true)) report_fault("pinned_free of an address that is not alive");
+}
+
+cqsa_status stream_create(void*, void** out) {
+  delays pauses;
+  {
+    const std::lock_guard hold(device().lock);
+    pauses = device().pauses;
+    pauses.seed = pauses.seed * 1000003 + device().streams_made++;
+  }
+  *out = new stream(pauses);
+  ++device().objects;
+  return CQSA_OK;
+}
+
+void stream_destroy(void*, void* s) {
+  if (!static_cast<stream*>(s)->idle()) report_fault("a stream was destroyed with work in it");
+  delete static_cast<stream*>(s);
+  --device().objects;
+}
+
+cqsa_status stream_sync(void*, void* s) {
+  static_cast<stream*>(s)->sync();
+  return check_fault();
+}
+
+cqsa_status event_create(void*, void** out) {
+  *out = new event_handle(std::make_shared<event>());
+  ++device().objects;
+  return CQSA_OK;
+}
+
+void event_destroy(void*, void* e) {
+  delete static_cast<event_handle*>(e);
+  --device().objects;
+}
+
+cqsa_status event_record(void*, void* e, void* s) {
+  const event_handle handle = *static_cast<event_handle*>(e);
+  const int64_t record = handle->next_record();
+  static_cast<stream*>(s)->push([handle, record] { handle->complete(record); });
+  return CQSA_OK;
+}
+
+cqsa_status event_sync(void*, void* e) {
+  event& handle = **static_cast<event_handle*>(e);
+  handle.wait(handle.latest_record());
+  return check_fault();
+}
+
+cqsa_status stream_wait(void*, void* s, void* e) {
+  const event_handle handle = *static_cast<event_handle*>(e);
+  const int64_t record = handle->latest_record();
+  static_cast<stream*>(s)->push([handle, record] { handle->wait(record); });
+  return CQSA_OK;
+}
+
+// ---- copies -------------------------------------------------------------------------------------------------------------------
+
+bool side_is_valid(const void* p, uint64_t bytes, bool on_device) {
+  return on_device ? the_memory().holds(p, bytes, false) : p != nullptr && !is_device(p);
+}
+
+cqsa_status copy(void*, void* to, const void* from, uint64_t bytes, int32_t direction, void* s) {
+  const bool to_dev = direction != CQSA_COPY_TO_HOST, from_dev = direction != CQSA_COPY_TO_DEVICE;
+  if (cqsa_status status = check_fault(); status != CQSA_OK) return status;
+  if (device().copy.blows()) return fail(CQSA_ERROR_RUNTIME, "this copy was told to fail");
+  if (!side_is_valid(to, bytes, to_dev)) return fail(CQSA_ERROR_RUNTIME, "a copy writes outside what is allocated");
+  if (!side_is_valid(from, bytes, from_dev)) return fail(CQSA_ERROR_RUNTIME, "a copy reads outside what is allocated");
+  ++device().copies;
+  if (direction == CQSA_COPY_TO_DEVICE) device().bytes_in += bytes;
+  if (direction == CQSA_COPY_TO_HOST) device().bytes_out += bytes;
+  // Pageable memory has been read when this returns; pinned memory is read late, so that reuse without waiting shows.
+  const bool late = from_dev || the_memory().holds(from, bytes, true);
+  const auto* bytes_now = static_cast<const char*>(from);
+  std::shared_ptr<std::vector<char>> snapshot;
+  if (!late) snapshot = std::make_shared<std::vector<char>>(bytes_now, bytes_now + bytes);
+  static_cast<stream*>(s)->push([=] {
+    const bool alive = (!to_dev || the_memory().holds(to, bytes, false)) && (!from_dev || the_memory().holds(from, bytes, false)) &&
+                       (snapshot || from_dev || the_memory().holds(from, bytes, true));
+    if (!alive) return report_fault("a copy ran after its memory was freed");
+    std::memcpy(to_real(to), snapshot ? snapshot->data() : to_real(from), bytes);
+  });
+  return CQSA_OK;
+}
+
+// ---- leaves -------------------------------------------------------------------------------------------------------------------
+
+// "f64 is computed by the reference" only: the first list of the CPU backend that is not the reference, and the reference.
+const cqsa_attention_impl* fast_impl(const cqsa_attention_leaf* leaf, char* reason, uint64_t size, cqsa_status* status) {
+  const cqsa_backend_v1& cpu = *cqsa_cpu_backend();
+  *status = CQSA_ERROR_UNSUPPORTED;
+  for (int32_t i = 0; i + 1 < cpu.num_attention; ++i)
+    if ((*status = cpu.attention[i].probe(leaf, reason, size)) == CQSA_OK) return &cpu.attention[i];
+  return nullptr;
+}
+
+const cqsa_attention_impl* reference_impl() {
+  const cqsa_backend_v1& cpu = *cqsa_cpu_backend();
+  return &cpu.attention[cpu.num_attention - 1];
+}
+
+const cqsa_attention_impl* fast_of(const cqsa_attention_leaf* leaf) {
+  char reason[128];
+  cqsa_status status;
+  const cqsa_attention_impl* impl = fast_impl(leaf, reason, sizeof reason, &status);
+  return impl ? impl : reference_impl();
+}
+
+cqsa_status launch_on(const cqsa_attention_impl* impl, const cqsa_attention_leaf* leaf, void* workspace, uint64_t bytes, void* s) {
+  if (cqsa_status status = check_fault(); status != CQSA_OK) return status;
+  if (device().launch.blows()) return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "this launch was told to find no memory");
+  const auto call = std::make_shared<leaf_call>();
+  if (const std::string wrong = call->prepare(*leaf, workspace, bytes); !wrong.empty()) return fail(CQSA_ERROR_RUNTIME, wrong);
+  ++device().launches;
+  const bool broken = device().execution.blows();
+  static_cast<stream*>(s)->push([call, impl, broken] {
+    if (broken) return report_fault("this leaf was told to fail");
+    if (!call->alive()) return report_fault("a leaf ran after its memory was freed");
+    if (impl->launch(nullptr, &call->leaf, call->workspace, call->workspace_bytes, nullptr, nullptr) != CQSA_OK)
+      report_fault(std::string("a leaf failed: ") + cqsa_cpu_backend()->last_error());
+  });
+  return CQSA_OK;
+}
+
+cqsa_status fast_probe(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) {
+  cqsa_status status;
+  fast_impl(leaf, reason, size, &status);
+  return status;
+}
+int32_t fast_tiles(const cqsa_attention_leaf* leaf, cqsa_leaf_tile* out, int32_t capacity) {
+  return fast_of(leaf)->tiles(leaf, out, capacity);
+}
+uint64_t fast_workspace(const cqsa_attention_leaf* leaf, int64_t) { return fast_of(leaf)->workspace(leaf, 1); }
+cqsa_status fast_launch(void*, const cqsa_attention_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec*, void* s) {
+  return launch_on(fast_of(leaf), leaf, workspace, bytes, s);
+}
+
+cqsa_status reference_probe(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) {
+  return reference_impl()->probe(leaf, reason, size);
+}
+int32_t reference_tiles(const cqsa_attention_leaf* leaf, cqsa_leaf_tile* out, int32_t capacity) {
+  return reference_impl()->tiles(leaf, out, capacity);
+}
+uint64_t reference_workspace(const cqsa_attention_leaf* leaf, int64_t) { return reference_impl()->workspace(leaf, 1); }
+cqsa_status reference_launch(void*, const cqsa_attention_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec*, void* s) {
+  return launch_on(reference_impl(), leaf, workspace, bytes, s);
+}
+
+cqsa_status merge(void*, const cqsa_merge_leaf* leaf, const cqsa_exec*, void* s) {
+  const cqsa_merge_leaf copy = *leaf;
+  for (const void* p : {static_cast<const void*>(copy.out_a), static_cast<const void*>(copy.lse_a), static_cast<const void*>(copy.out_b),
+                        static_cast<const void*>(copy.lse_b), static_cast<const void*>(copy.out), static_cast<const void*>(copy.lse)})
+    if (!the_memory().holds(p, 1, false)) return fail(CQSA_ERROR_RUNTIME, "a merge is given an address that is not alive");
+  const auto work = [copy] {
+    cqsa_merge_leaf real = copy;
+    for (const float** p : {&real.out_a, &real.lse_a, &real.out_b, &real.lse_b}) *p = static_cast<const float*>(to_real(*p));
+    real.out = static_cast<float*>(to_real(copy.out));
+    real.lse = static_cast<float*>(to_real(copy.lse));
+    if (cqsa_cpu_backend()->merge(nullptr, &real, nullptr, nullptr) != CQSA_OK) report_fault("a merge failed");
+  };
+  if (!s) return work(), check_fault();
+  static_cast<stream*>(s)->push(work);
+  return CQSA_OK;
+}
+
+constexpr cqsa_attention_impl impls[] = {
+    {"fake_fast", "none", fast_probe, fast_tiles, fast_workspace, fast_launch, nullptr},
+    {"fake_reference", "none", reference_probe, reference_tiles, reference_workspace, reference_launch, nullptr}};
+
+constexpr cqsa_backend_v1 backend = {sizeof(cqsa_backend_v1),
+                                     0,
+                                     "fake",
+                                     CQSA_BUILD_ID,
+                                     CQSA_DEVICE_EXT,
+                                     CQSA_DEVICE_CUDA_HOST,
+                                     last_error,
+                                     state,
+                                     device_count,
+                                     device_properties,
+                                     compute_rate,
+                                     device_open,
+                                     device_close,
+                                     device_alloc,
+                                     device_free,
+                                     pinned_alloc,
+                                     pinned_free,
+                                     stream_create,
+                                     stream_destroy,
+                                     stream_sync,
+                                     event_create,
+                                     event_destroy,
+                                     event_record,
+                                     event_sync,
+                                     stream_wait,
+                                     copy,
+                                     impls,
+                                     2,
+                                     merge};
+
+}  // namespace
+}  // namespace fake
+
+#define FAKE_API extern "C" __attribute__((visibility("default")))
+
+FAKE_API cqsa_status cqsa_backend_entry_v1(const cqsa_host_v1* host, const cqsa_backend_v1** out) {
+  *out = &fake::backend;
+  return std::strcmp(host->build_id, CQSA_BUILD_ID) == 0 ? CQSA_OK : CQSA_ERROR_ABI_MISMATCH;
+}
+
+FAKE_API void fake_configure(const fake_config* config) {
+  auto& d = fake::device();
+  {
+    const std::lock_guard hold(d.lock);
+    d.pauses = {config->delay_min_us, config->delay_max_us, config->seed};
+    d.streams_made = 0;
+  }
+  fake::the_memory().limit(config->memory_limit, config->pinned_limit);
+  d.state = config->state;
+  d.alloc.set(config->fail_alloc, config->fail_allocs);
+  d.launch.set(config->fail_launch, config->fail_launches);
+  d.copy.set(config->fail_copy, 1);
+  d.execution.set(config->fail_execution, 1);
+  d.copies = d.launches = d.allocations = 0;
+  d.bytes_in = d.bytes_out = 0;
+  fake::clear_fault();
+}
+
+FAKE_API void fake_stats(fake_counters* out) {
+  auto& d = fake::device();
+  *out = {};
+  fake::the_memory().fill(*out);
+  out->live_objects = d.objects;
+  out->bytes_in = d.bytes_in;
+  out->bytes_out = d.bytes_out;
+  out->copies = d.copies;
+  out->launches = d.launches;
+  out->allocations = d.allocations;
+  std::snprintf(out->error, sizeof out->error, "%s", fake::fault().c_str());
+}
+
+FAKE_API void* fake_alloc(uint64_t bytes) { return fake::the_memory().take(bytes, false, false); }
+FAKE_API void fake_free(void* memory) { fake::the_memory().give(memory, false); }
+FAKE_API void* fake_pinned_alloc(uint64_t bytes) { return fake::the_memory().take(bytes, true, false); }
+FAKE_API void fake_pinned_free(void* memory) { fake::the_memory().give(memory, true); }
+FAKE_API void fake_write(void* to_device, const void* from, uint64_t bytes) { std::memcpy(fake::to_real(to_device), from, bytes); }
+FAKE_API void fake_read(void* to, const void* from_device, uint64_t bytes) { std::memcpy(to, fake::to_real(from_device), bytes); }

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Controls of the fake device backend for tests: found with dlsym in libcqsa_fake.so. */
+#ifndef CQSA_FAKE_BACKEND_H
+#define CQSA_FAKE_BACKEND_H
+
+#include <stdint.h>
+
+typedef struct fake_config {
+  uint64_t memory_limit;   /* bytes of device memory; 0: 1 GiB */
+  uint64_t pinned_limit;   /* bytes of pinned host memory; 0: 1 GiB, 1: none at all */
+  int64_t fail_alloc;      /* this device_alloc from now on (1: the next) fails, 0: none .. */
+  int64_t fail_allocs;     /* .. and so do as many in a row; 0: one */
+  int64_t fail_launch;     /* the same for leaf launches, with OUT_OF_DEVICE_MEMORY */
+  int64_t fail_launches;
+  int64_t fail_copy;       /* this copy fails with RUNTIME, 0: none */
+  int64_t fail_execution;  /* this leaf fails after its launch was accepted, 0: none */
+  uint32_t delay_min_us, delay_max_us; /* before every operation of a stream */
+  uint64_t seed;
+  int32_t state;           /* CQSA_BACKEND_*, what state() reports */
+} fake_config;
+
+/* Counted since the last fake_configure(), memory of fake_alloc() left out. */
+typedef struct fake_counters {
+  uint64_t live_bytes, peak_bytes, pinned_live_bytes, pinned_peak_bytes;
+  int64_t live_allocations; /* device and pinned */
+  int64_t live_objects;     /* streams and events */
+  uint64_t bytes_in, bytes_out;
+  int64_t copies, launches, allocations;
+  char error[256];          /* first fault that an operation found while it ran, "" without one */
+} fake_counters;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+void fake_configure(const fake_config *config);
+void fake_stats(fake_counters *counters_out);
+/* Device memory of the caller, outside limits and counts. Addresses crash when the host follows them. */
+void *fake_alloc(uint64_t bytes);
+void fake_free(void *memory);
+/* Pinned host memory of the caller (CQSA_DEVICE_CUDA_HOST), likewise. */
+void *fake_pinned_alloc(uint64_t bytes);
+void fake_pinned_free(void *memory);
+void fake_write(void *to_device, const void *from, uint64_t bytes);
+void fake_read(void *to, const void *from_device, uint64_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
