@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds and runs every benchmark; prints the tables of benchmarks/results. On a quiet machine, please.
+#   benchmarks/run.sh [--quick]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tools/setup.sh build
+dpkg-query -W libopenblas-dev >/dev/null 2>&1 || { [ "$(id -u)" -eq 0 ] && apt-get install -y --no-install-recommends libopenblas-dev >/dev/null; }
+cmake -S . -B build/bench -DCQSA_BUILD_BENCHMARKS=ON -DCQSA_BUILD_TESTS=OFF >/dev/null
+cmake --build build/bench -j"$(nproc)" >/dev/null
+
+library=$(readlink -f build/bench/lib/libcqsa.so)
+stripped=$(mktemp --suffix=.so)
+strip -o "$stripped" "$library"
+echo "$(date +%F), $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $(nproc) cores"
+echo "library, stripped: $(( $(stat -c %s "$stripped") / 1024 )) KiB (bar 3 MiB)"
+build/bench/bin/bench_cpu_attention "$@" "$stripped"
+rm -f "$stripped"
