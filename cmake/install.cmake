@@ -4,6 +4,7 @@ include(CMakePackageConfigHelpers)
 
 install(TARGETS cqsa EXPORT cqsaTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES include/cqsa.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(TARGET cqsa_tool)
   install(TARGETS cqsa_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()

@@ -235,6 +235,8 @@ typedef struct cqsa_backend_info {
   char device[128]; /* name of device 0, "" without one */
 } cqsa_backend_info;
 #define CQSA_BACKEND_INFO_INIT { sizeof(cqsa_backend_info), 0, 0, 0, "", "", "" }
+/* Zeroes `size` bytes and sets struct_size to size: what the INIT macro does, for languages without macros; pass the size of
+ * the struct as the caller knows it. NULL is ignored. Thread class: free. Since 0.1. All *_init functions do the same. */
 CQSA_API void cqsa_backend_info_init(cqsa_backend_info *info, uint64_t size);
 
 /* Name of the index-th backend that this version knows ("cpu" first), NULL past the end. Static text.
@@ -266,10 +268,12 @@ typedef struct cqsa_context_params {
   void *log_user;
 } cqsa_context_params;
 #define CQSA_CONTEXT_PARAMS_INIT { sizeof(cqsa_context_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
 CQSA_API void cqsa_context_params_init(cqsa_context_params *params, uint64_t size);
 
-/* Makes a context. params NULL: all defaults. Errors: BACKEND_* and NO_* with the reason when a backend asked by name is not
- * ready; NO_DEVICE for a device index out of range. Thread class: shared. Since 0.1. */
+/* Makes a context. params NULL: all defaults. context_out: destroy it with cqsa_context_destroy(). Errors: INVALID_ARGUMENT;
+ * BACKEND_* and NO_* with the reason when a backend asked by name is not ready; NO_DEVICE for a device index out of range.
+ * Thread class: shared. Since 0.1. */
 CQSA_API cqsa_status cqsa_context_create(const cqsa_context_params *params, cqsa_context **context_out);
 
 /* Drops the caller's reference. Plans keep their context alive, so the order of destruction does not matter. NULL is fine.
@@ -280,8 +284,9 @@ CQSA_API void cqsa_context_destroy(cqsa_context *context);
 CQSA_API const char *cqsa_context_backend(const cqsa_context *context);
 
 /* The measured properties of the context's device as the JSON document that cqsa_attention_plan_create_for() reads: memory,
- * compute rate per head_dim, copy rates, launch cost. Measured at the first call, in under a second, then kept.
- * Thread class: shared. Since 0.1. */
+ * compute rate per head_dim, copy rates, launch cost. Measured at the first call, in under a second, with up to 32 MiB each of
+ * host, pinned and device memory that are given back at once; then kept, and used by later plans of this context. Until then
+ * plans for a device are priced with nominal rates. Errors: NULL_POINTER, RUNTIME. Thread class: shared. Since 0.1. */
 CQSA_API cqsa_status cqsa_context_hardware(const cqsa_context *context, char *buffer, uint64_t size, uint64_t *length_out);
 
 /* ================================================================================================================
@@ -408,7 +413,8 @@ typedef struct cqsa_attention_params {
   uint32_t bias_broadcast;
 
   /* The budget: what the library itself may allocate for the call, in bytes; operands and outputs are not counted, nor are
-   * the device driver's own context and code. 0: no limit. On the CPU backend max_host_bytes is the one that binds. */
+   * the device driver's own context and code. 0: no limit, but of device memory a tenth of what is free is left to others.
+   * On the CPU backend max_host_bytes is the one that binds. */
   uint64_t max_device_bytes;
   uint64_t max_host_bytes; /* pageable host memory */
   uint64_t max_pinned_bytes;
@@ -423,6 +429,7 @@ typedef struct cqsa_attention_params {
 #define CQSA_ATTENTION_PARAMS_INIT                                                                                         \
   { sizeof(cqsa_attention_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, \
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
 CQSA_API void cqsa_attention_params_init(cqsa_attention_params *params, uint64_t size);
 
 /* What a run did; filled by cqsa_attention() and cqsa_attention_execute() when args.info is given. */
@@ -436,10 +443,17 @@ typedef struct cqsa_run_info {
   uint64_t bytes_out; /* bytes copied back */
   int64_t tasks;      /* leaf calls made */
   double seconds;     /* wall time of the run */
-  int32_t retries;    /* re-plans after a failed allocation */
-  int32_t reserved;
+  int32_t retries;    /* re-plans after a failed allocation; the peaks are then the new plan's, still within the budget */
+  int32_t schedule;   /* what the run ended with; the plan's own unless there were retries */
+  int32_t cqs_c;
+  int32_t cqs_itr;
+  int32_t in_flight;
+  int32_t place_acc;
+  int64_t tile_q;
+  int64_t tile_k;
 } cqsa_run_info;
-#define CQSA_RUN_INFO_INIT { sizeof(cqsa_run_info), 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0 }
+#define CQSA_RUN_INFO_INIT { sizeof(cqsa_run_info), 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
 CQSA_API void cqsa_run_info_init(cqsa_run_info *info, uint64_t size);
 
 /* The operands of one run. Optional ones are NULL exactly when params do not announce them. */
@@ -470,6 +484,7 @@ typedef struct cqsa_attention_args {
 } cqsa_attention_args;
 #define CQSA_ATTENTION_ARGS_INIT \
   { sizeof(cqsa_attention_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
 CQSA_API void cqsa_attention_args_init(cqsa_attention_args *args, uint64_t size);
 
 /* Fills the shapes, dtypes, places and presence flags of params_inout from the tensors of args, leaving all other fields.
@@ -492,13 +507,16 @@ CQSA_API cqsa_status cqsa_attention(cqsa_context *context, const cqsa_attention_
  * Thread class: const (context). Since 0.1. */
 CQSA_API cqsa_status cqsa_attention_query(const cqsa_context *context, const cqsa_attention_params *params);
 
-/* Makes an immutable plan; it keeps the context alive. Errors: the params' own, UNSUPPORTED, BUDGET_TOO_SMALL.
+/* Makes an immutable plan; it keeps the context alive. plan_out: destroy it with cqsa_plan_destroy(). Errors: those of params
+ * (1 to 11), UNSUPPORTED with the reason of the last implementation, BUDGET_TOO_SMALL with the least budget that works.
  * Thread class: const (context). Since 0.1. */
 CQSA_API cqsa_status cqsa_attention_plan_create(cqsa_context *context, const cqsa_attention_params *params,
                                                 cqsa_plan **plan_out);
 
 /* Plans for a machine that need not be here, described as JSON (docs/planning.md lists the keys; cqsa_context_hardware()
- * prints one). Such a plan can be described and explained, not executed. Thread class: free. Since 0.1. */
+ * prints one). Such a plan can be described and explained, not executed. plan_out: destroy it with cqsa_plan_destroy().
+ * Errors: INVALID_ARGUMENT naming the key of the JSON, and those of cqsa_attention_plan_create().
+ * Thread class: free. Since 0.1. */
 CQSA_API cqsa_status cqsa_attention_plan_create_for(const char *hardware_json, const cqsa_attention_params *params,
                                                     cqsa_plan **plan_out);
 
@@ -531,36 +549,40 @@ typedef struct cqsa_plan_info {
   char backend[32];
 } cqsa_plan_info;
 #define CQSA_PLAN_INFO_INIT { sizeof(cqsa_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, "", "" }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
 CQSA_API void cqsa_plan_info_init(cqsa_plan_info *info, uint64_t size);
 
-/* The plan in numbers. Thread class: const. Since 0.1. */
+/* The plan in numbers. On the CPU backend the first call of a context measures its compute rate for the prediction, in some
+ * tens of ms; so do the three functions below. Errors: NULL_POINTER, STRUCT_SIZE. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_plan_describe(const cqsa_plan *plan, cqsa_plan_info *info_out);
 
 /* The plan as one line that states every automatic choice: schedule, c, itr, tasks, tiles, where q, k/v and the accumulator
  * live, in flight, output, implementation, bytes. With info of a run: the same line with what really happened.
- * info may be NULL. Thread class: const. Since 0.1. */
+ * info may be NULL. Errors: NULL_POINTER, STRUCT_SIZE. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_plan_line(const cqsa_plan *plan, const cqsa_run_info *info, char *buffer, uint64_t size,
                                     uint64_t *length_out);
 
-/* Why this plan: every candidate with its time, its peaks and why it lost, and why each earlier implementation declined.
- * Text of several lines. Thread class: const. Since 0.1. */
+/* Why this plan: the candidates, fastest first (at most 40, and how many more), each with its time, its peak and why it lost;
+ * and why each earlier implementation declined. Text of several lines. Errors: NULL_POINTER. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_plan_explain(const cqsa_plan *plan, char *buffer, uint64_t size, uint64_t *length_out);
 
-/* The plan as a JSON object. Thread class: const. Since 0.1. */
+/* The plan as a JSON object: the fields of cqsa_plan_info, enums by name. Errors: NULL_POINTER.
+ * Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_plan_json(const cqsa_plan *plan, char *buffer, uint64_t size, uint64_t *length_out);
 
-/* Bytes of workspace with which cqsa_attention_execute() allocates nothing of that kind itself: host memory on the CPU
- * backend, device memory otherwise. Aligned to CQSA_WORKSPACE_ALIGNMENT. Exact: one byte less is refused.
- * Thread class: const. Since 0.1. */
 #define CQSA_WORKSPACE_ALIGNMENT 64
+
+/* Bytes of workspace with which cqsa_attention_execute() allocates nothing of that kind itself: host memory on the CPU
+ * backend, device memory otherwise. Aligned to CQSA_WORKSPACE_ALIGNMENT. Exact: one byte less is refused. Errors:
+ * NULL_POINTER. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_workspace_query(const cqsa_plan *plan, uint64_t *bytes_out);
 
-/* Prepares a workspace, once, before its first use with this plan. A workspace serves one run at a time.
- * Thread class: const (plan), exclusive (workspace). Since 0.1. */
+/* Prepares a workspace, once, before its first use with this plan. A workspace serves one run at a time, and stays the
+ * caller's. Errors: NULL_POINTER, WORKSPACE with both sizes. Thread class: const (plan), exclusive (workspace). Since 0.1. */
 CQSA_API cqsa_status cqsa_workspace_init(const cqsa_plan *plan, void *workspace, uint64_t bytes);
 
-/* Runs a plan on operands that match its params. Blocking. Thread class: const (plan), each run with its own workspace.
- * Since 0.1. */
+/* Runs a plan on operands that match its params. Blocking; stream: NULL. Errors: those of args (1 to 11), OUT_OF_* with the
+ * bytes, CANCELLED, CALLBACK, RUNTIME. Thread class: const (plan), each run with its own workspace. Since 0.1. */
 CQSA_API cqsa_status cqsa_attention_execute(const cqsa_plan *plan, const cqsa_attention_args *args, void *stream);
 
 /* ================================================================================================================
@@ -584,9 +606,11 @@ typedef struct cqsa_attention_merge_args {
   const cqsa_tensor *lse; /* output; may be exactly lse_a or lse_b */
 } cqsa_attention_merge_args;
 #define CQSA_ATTENTION_MERGE_ARGS_INIT { sizeof(cqsa_attention_merge_args), 0, 0, 0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
 CQSA_API void cqsa_attention_merge_args_init(cqsa_attention_merge_args *args, uint64_t size);
 
-/* Thread class: const (context). Since 0.1. */
+/* Merges two partial results as above. All six tensors on the context's device, the shapes of out_a and lse_a throughout.
+ * stream: NULL. Errors: NULL_POINTER, SHAPE, DTYPE, DEVICE, STRIDES, OVERLAP. Thread class: const (context). Since 0.1. */
 CQSA_API cqsa_status cqsa_attention_merge(cqsa_context *context, const cqsa_attention_merge_args *args, void *stream);
 
 #ifdef __cplusplus

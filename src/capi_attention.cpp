@@ -39,7 +39,7 @@ cqsa_status make_plan(cqsa_context* context, const hardware_model& machine, cons
 
 cqsa_status make_plan_here(const cqsa_context* context, const cqsa_attention_params* params, cqsa_plan& plan) {
   hardware_model machine;
-  CQSA_TRY(hardware_of(*context, false, machine));
+  CQSA_TRY(hardware_of(*context, rates::known, machine));
   return make_plan(const_cast<cqsa_context*>(context), machine, params, plan);
 }
 
@@ -90,6 +90,7 @@ cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args) {
   if (args.info) CQSA_TRY(check_out_struct(args.info, "args->info", first_run_info));
   whole.batch_invariant = plan.problem.batch_invariant();
   run_state run{&plan, &args};
+  report_choice(plan.choice, plan.hardware.host, run.info);
   const auto start = std::chrono::steady_clock::now();
   cqsa_status status = CQSA_OK;
   if (!plan.problem.empty()) status = plan.hardware.host ? run_host(run, whole) : run_device(run, whole);
@@ -232,7 +233,7 @@ cqsa_status cqsa_context_hardware(const cqsa_context* context, char* buffer, uin
   return guard([&]() -> cqsa_status {
     CQSA_TRY(need_context(context));
     hardware_model machine;
-    CQSA_TRY(hardware_of(*context, true, machine));
+    CQSA_TRY(hardware_of(*context, rates::all, machine));
     return copy_text(hardware_to_json(machine), buffer, size, length_out);
   });
 }

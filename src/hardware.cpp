@@ -62,14 +62,16 @@ cqsa_status copy_rate(const cqsa_context& context, int32_t direction, double& ra
   return status;
 }
 
-void measure(const cqsa_context& context, hardware_model& model) {
+void measure_compute(const cqsa_context& context, hardware_model& model) {
+  if (context.backend->compute_rate == nullptr) return;
   const cqsa_exec exec{const_cast<cqsa_context*>(&context), run_on_context, nullptr, model.workers};
-  if (context.backend->compute_rate) {
-    const double at64 = context.backend->compute_rate(context.device_index, 64, CQSA_DTYPE_F32, &exec);
-    const double at128 = context.backend->compute_rate(context.device_index, 128, CQSA_DTYPE_F32, &exec);
-    if (at64 > 0) model.flops_64 = at64;
-    if (at128 > 0) model.flops_128 = at128;
-  }
+  const double at64 = context.backend->compute_rate(context.device_index, 64, CQSA_DTYPE_F32, &exec);
+  const double at128 = context.backend->compute_rate(context.device_index, 128, CQSA_DTYPE_F32, &exec);
+  if (at64 > 0) model.flops_64 = at64;
+  if (at128 > 0) model.flops_128 = at128;
+}
+
+void measure_copies(const cqsa_context& context, hardware_model& model) {
   model.host_copy = memcpy_rate();
   if (model.host) return;
   // A rate that cannot be measured now (the device is full) keeps its nominal value.
@@ -104,17 +106,17 @@ double hardware_model::flops(int64_t head_dim) const {
   return flops_64 * std::max(0.125, static_cast<double>(head_dim) / 64.0);
 }
 
-cqsa_status hardware_of(const cqsa_context& context, bool measured, hardware_model& out) {
-  if (!measured && context.is_host()) {
-    nominal(context, out);
-    return CQSA_OK;
-  }
+cqsa_status hardware_of(const cqsa_context& context, rates needed, hardware_model& out) {
+  // A host backend's choice goes by ratios, and must not change once something was measured.
+  if (context.is_host() && needed == rates::known) return nominal(context, out), CQSA_OK;
   const std::lock_guard lock(context.hardware_lock);
-  if (!context.hardware) {
+  if (!context.hardware || context.hardware->measured < needed) {
     auto model = std::make_shared<hardware_model>();
     nominal(context, *model);
     CQSA_TRY(capacities(context, *model));
-    measure(context, *model);
+    if (needed >= rates::compute) measure_compute(context, *model);
+    if (needed >= rates::all) measure_copies(context, *model);
+    model->measured = needed;
     context.hardware = model;
   }
   out = *context.hardware;

@@ -282,4 +282,22 @@ bool tensors_overlap(const cqsa_tensor& a, const cqsa_tensor& b) {
   return search.run(distance - bytes_a + 1, distance + bytes_b - 1);
 }
 
+cqsa_status check_no_overlap(const cqsa_tensor& output, const char* output_name, const cqsa_tensor& other, const char* other_name,
+                             const char* relation) {
+  if (!tensors_overlap(output, other)) return CQSA_OK;
+  const auto bytes = [](const cqsa_tensor& t, uintptr_t* range) {
+    byte_extent extent{};
+    check_tensor(&t, "", 0, max_axes, &extent);
+    const uintptr_t base = reinterpret_cast<uintptr_t>(t.data) + t.byte_offset;
+    range[0] = base + static_cast<uintptr_t>(extent.low);
+    range[1] = base + static_cast<uintptr_t>(extent.high);
+  };
+  uintptr_t a[2], b[2];
+  bytes(output, a);
+  bytes(other, b);
+  return fail(CQSA_ERROR_OVERLAP, "%s overlaps %s%s: bytes 0x%llx to 0x%llx and 0x%llx to 0x%llx", output_name, other_name, relation,
+              static_cast<unsigned long long>(a[0]), static_cast<unsigned long long>(a[1]), static_cast<unsigned long long>(b[0]),
+              static_cast<unsigned long long>(b[1]));
+}
+
 }  // namespace cqsa

@@ -47,4 +47,8 @@ cqsa_status check_no_self_overlap(const cqsa_tensor& tensor, const char* name);
 // on the work, past which it says true.
 bool tensors_overlap(const cqsa_tensor& a, const cqsa_tensor& b);
 
+// CQSA_ERROR_OVERLAP with the byte ranges of both when they overlap. `relation` may add what would have been allowed.
+cqsa_status check_no_overlap(const cqsa_tensor& output, const char* output_name, const cqsa_tensor& other, const char* other_name,
+                             const char* relation = "");
+
 }  // namespace cqsa

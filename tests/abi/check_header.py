@@ -4,6 +4,7 @@
     check_header.py <cqsa.h>
 """
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,8 +38,23 @@ def compiles(compiler, dialect, language, path, text):
     return result.returncode == 0
 
 
+def uncommented(path):
+    """Functions whose comment does not say the thread class and since when there is one."""
+    text = open(path, encoding="utf-8").read()
+    bad = []
+    for match in re.finditer(r"\nCQSA_API [^;]*?(cqsa_\w+)\(", text):
+        comment = text[:match.start()].rstrip()
+        start = comment.rfind("/*") if comment.endswith("*/") else -1
+        if start < 0 or "Thread class:" not in comment[start:] or "Since " not in re.sub(r"\s+\*?\s*", " ", comment[start:]):
+            bad.append(match.group(1))
+    return bad
+
+
 def main():
     path = sys.argv[1]
+    if uncommented(path):
+        print("no comment with 'Thread class:' and 'Since':", ", ".join(uncommented(path)))
+        return 1
     text = source(path)
     wanted = {"CQSA_" + s[len("cqsa_"):].upper() + "_INIT" for s, f in header.structs(path).items() if f[0][0] == "struct_size"}
     if wanted != set(header.initialisers(path)):

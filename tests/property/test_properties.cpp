@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random problems against what cqsa.h promises. Every failure prints the seed of its problem:
 //
-//     CQSA_SEED=<seed> CQSA_PROPERTY_COUNT=1 test_properties "<test case>"#include "fixture.h"
+//     CQSA_SEED=<seed> CQSA_PROPERTY_COUNT=1 test_properties "<test case>"
+#include "fixture.h"
+
+#include <atomic>
+#include <functional>
+#include <thread>
 
 // ----------------------------------------------------------------------------------------------- budgets and schedules
 

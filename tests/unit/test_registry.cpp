@@ -381,7 +381,7 @@ void check_older_caller() {
   CHECK(cqsa::copy_struct(&caller, "info", 16, 0, out) == CQSA_OK);
   CHECK(out.peak_device_bytes == 7);
   CHECK(out.peak_host_bytes == 0);
-  CHECK(out.reserved == 0);
+  CHECK(out.tile_k == 0);
 
   out.tasks = 5;
   out.peak_device_bytes = 9;

@@ -88,7 +88,7 @@ struct operand {
   }
   void place(bool at_page_end, int32_t device_type) {
     memory = std::make_unique<buffer>(content.size(), at_page_end);
-    std::memcpy(memory->data(), content.data(), content.size());
+    if (!content.empty()) std::memcpy(memory->data(), content.data(), content.size());
     tensor = {memory->data(), device_type, 0, static_cast<int32_t>(shape.size()), type->dtype, shape.data(), strides.data(),
               static_cast<uint64_t>(first * type->bytes)};
   }

@@ -97,7 +97,7 @@ def attention(
             pinned host memory. None: no limit. Any limit gives the same answer; one that is too small raises
             MemoryError, whose message states the least that works.
         backend: "auto" (the first GPU that is ready, else "cpu"), "cpu", "cuda", .. - see ``backends()``.
-        schedule: "auto", "direct", "stream" or "cqs"; cqs: ``(c, itr)`` for "cqs", None lets the planner choose.
+        schedule: "auto", "direct", "stream" or "cqs"; cqs: ``(c, itr)``, and with it "cqs"; None lets the planner choose.
         deterministic: always the case; accepted. batch_invariant: a row's bits do not depend on its batch.
 
     Results
@@ -300,11 +300,13 @@ class Call:
         self.params.flags |= _ffi.ATTENTION_WINDOW
 
     def _set_schedule(self, schedule: str, cqs: Optional[Tuple[int, int]]) -> None:
+        if cqs is not None and schedule == "auto":
+            schedule = "cqs"
         self.params.schedule = _choice(schedule, _ffi.SCHEDULES, "schedule")
         if cqs is None:
             return
         if schedule != "cqs":
-            raise error_for(ERROR_INVALID_ARGUMENT, f"cqs is {cqs!r} with schedule {schedule!r}, wanted schedule 'cqs'")
+            raise error_for(ERROR_INVALID_ARGUMENT, f"cqs is {cqs!r} with schedule {schedule!r}, wanted 'cqs' or 'auto'")
         try:
             c, itr = cqs
         except (TypeError, ValueError):

@@ -108,7 +108,8 @@ class RunInfo(ctypes.Structure):
         ("struct_size", c_uint32), ("flags", c_uint32),
         ("peak_device_bytes", c_uint64), ("peak_host_bytes", c_uint64), ("peak_pinned_bytes", c_uint64),
         ("bytes_in", c_uint64), ("bytes_out", c_uint64), ("tasks", c_int64), ("seconds", c_double),
-        ("retries", c_int32), ("reserved", c_int32),
+        ("retries", c_int32), ("schedule", c_int32), ("cqs_c", c_int32), ("cqs_itr", c_int32),
+        ("in_flight", c_int32), ("place_acc", c_int32), ("tile_q", c_int64), ("tile_k", c_int64),
     ]
 
 

@@ -49,9 +49,28 @@ int32_t place(const cqsa_plan& plan, int32_t memory, bool whole_on_device) {
   return memory == CQSA_MEMORY_DEVICE || whole_on_device ? CQSA_MEMORY_DEVICE : CQSA_MEMORY_TILE;
 }
 
-int32_t accumulator_place(const cqsa_plan& plan) {
-  if (plan.choice.schedule != CQSA_SCHEDULE_CQS) return CQSA_MEMORY_TILE;
-  return plan.hardware.host || plan.choice.accumulator_on_host ? CQSA_MEMORY_HOST : CQSA_MEMORY_DEVICE;
+int32_t accumulator_place(const schedule_choice& choice, bool host) {
+  if (choice.schedule != CQSA_SCHEDULE_CQS) return CQSA_MEMORY_TILE;
+  return host || choice.accumulator_on_host ? CQSA_MEMORY_HOST : CQSA_MEMORY_DEVICE;
+}
+
+int32_t in_flight(const schedule_choice& choice, bool host) { return host ? choice.workers : choice.buffers; }
+
+// The plan's numbers with those of a run in their place.
+void replace_by_run(const cqsa_run_info& run, cqsa_plan_info& info) {
+  info.tasks = run.tasks;
+  info.peak_host_bytes = run.peak_host_bytes;
+  info.peak_device_bytes = run.peak_device_bytes;
+  info.peak_pinned_bytes = run.peak_pinned_bytes;
+  info.bytes_in = run.bytes_in;
+  info.bytes_out = run.bytes_out;
+  info.schedule = run.schedule;
+  info.cqs_c = run.cqs_c;
+  info.cqs_itr = run.cqs_itr;
+  info.in_flight = run.in_flight;
+  info.place_acc = run.place_acc;
+  info.tile_q = run.tile_q;
+  info.tile_k = run.tile_k;
 }
 
 std::string candidate_text(const candidate_note& note, bool host) {
@@ -81,17 +100,18 @@ std::string candidates_text(const std::vector<candidate_note>& notes, bool host)
   return text;
 }
 
-// The plan's machine with measured rates; a plan for an absent machine keeps what it was given.
-cqsa_status measured_hardware(const cqsa_plan& plan, hardware_model& out) {
+// For predictions: a host backend's compute rate is measured. A device is not touched for a description, and a plan for an
+// absent machine keeps what it was given.
+cqsa_status machine_of(const cqsa_plan& plan, hardware_model& out) {
   out = plan.hardware;
-  return plan.context ? hardware_of(*plan.context, true, out) : CQSA_OK;
+  return plan.context && plan.hardware.host ? hardware_of(*plan.context, rates::compute, out) : CQSA_OK;
 }
 
 }  // namespace
 
 cqsa_status describe_plan(const cqsa_plan& plan, cqsa_plan_info& info) {
   hardware_model machine;
-  CQSA_TRY(measured_hardware(plan, machine));
+  CQSA_TRY(machine_of(plan, machine));
   const schedule_choice& c = plan.choice;
   const auto& p = plan.problem.p;
   info = {};
@@ -99,7 +119,7 @@ cqsa_status describe_plan(const cqsa_plan& plan, cqsa_plan_info& info) {
   info.schedule = c.schedule;
   info.cqs_c = c.c;
   info.cqs_itr = c.itr;
-  info.in_flight = plan.hardware.host ? c.workers : c.buffers;
+  info.in_flight = in_flight(c, plan.hardware.host);
   info.tasks = plan.cost.tasks;
   info.tile_q = c.tile_q;
   info.tile_k = c.tile_k;
@@ -114,28 +134,39 @@ cqsa_status describe_plan(const cqsa_plan& plan, cqsa_plan_info& info) {
   const bool whole = c.schedule == CQSA_SCHEDULE_DIRECT || c.operands_resident;
   info.place_q = place(plan, p.memory_q, whole);
   info.place_kv = place(plan, p.memory_kv, whole);
-  info.place_acc = accumulator_place(plan);
+  info.place_acc = accumulator_place(c, plan.hardware.host);
   info.place_out = plan.hardware.host ? CQSA_MEMORY_HOST : p.memory_out;
   std::snprintf(info.implementation, sizeof info.implementation, "%s", plan.impl ? plan.impl->name : "model");
   std::snprintf(info.backend, sizeof info.backend, "%s", plan.hardware.backend);
   return CQSA_OK;
 }
 
+void report_choice(const schedule_choice& choice, bool host, cqsa_run_info& info) {
+  info.schedule = choice.schedule;
+  info.cqs_c = choice.c;
+  info.cqs_itr = choice.itr;
+  info.in_flight = in_flight(choice, host);
+  info.place_acc = accumulator_place(choice, host);
+  info.tile_q = choice.tile_q;
+  info.tile_k = choice.tile_k;
+}
+
 cqsa_status plan_line(const cqsa_plan& plan, const cqsa_run_info* run, std::string& out) {
   cqsa_plan_info i{};
   CQSA_TRY(describe_plan(plan, i));
+  if (run) replace_by_run(*run, i);
   const auto number = [](int64_t value) { return value ? std::to_string(value) : std::string("-"); };
   out = format("schedule=%s c=%s itr=%s tasks=%" PRId64 " tile=%" PRId64 "x%" PRId64
                " q=%s kv=%s acc=%s out=%s in_flight=%d backend=%s impl=%s",
-               schedule_name(i.schedule), number(i.cqs_c).c_str(), number(i.cqs_itr).c_str(), run ? run->tasks : i.tasks, i.tile_q,
+               schedule_name(i.schedule), number(i.cqs_c).c_str(), number(i.cqs_itr).c_str(), i.tasks, i.tile_q,
                i.tile_k, memory_name(i.place_q), memory_name(i.place_kv), memory_name(i.place_acc), memory_name(i.place_out),
                i.in_flight, i.backend, i.implementation);
-  out += " peak_host=" + bytes_text(static_cast<double>(run ? run->peak_host_bytes : i.peak_host_bytes));
+  out += " peak_host=" + bytes_text(static_cast<double>(i.peak_host_bytes));
   if (!plan.hardware.host) {
-    out += " peak_device=" + bytes_text(static_cast<double>(run ? run->peak_device_bytes : i.peak_device_bytes));
-    out += " peak_pinned=" + bytes_text(static_cast<double>(run ? run->peak_pinned_bytes : i.peak_pinned_bytes));
-    out += " in=" + bytes_text(static_cast<double>(run ? run->bytes_in : i.bytes_in));
-    out += " out_bytes=" + bytes_text(static_cast<double>(run ? run->bytes_out : i.bytes_out));
+    out += " peak_device=" + bytes_text(static_cast<double>(i.peak_device_bytes));
+    out += " peak_pinned=" + bytes_text(static_cast<double>(i.peak_pinned_bytes));
+    out += " in=" + bytes_text(static_cast<double>(i.bytes_in));
+    out += " out_bytes=" + bytes_text(static_cast<double>(i.bytes_out));
   }
   if (!run) {
     out += " predicted=" + seconds_text(i.seconds);
@@ -190,11 +221,9 @@ cqsa_status explain_plan(const cqsa_plan& plan, std::string& out) {
     out += "implementation: " + std::string(impl->name) + " (" + impl->requirement + ")\n" + declined;
   }
   if (plan.problem.empty()) return CQSA_OK;
-  std::vector<candidate_note> notes;
-  schedule_choice choice;
-  footprint cost;
-  CQSA_TRY(choose_schedule(plan.problem, plan.hardware, plan.impl, limit, choice, cost, &notes));
-  out += candidates_text(notes, plan.hardware.host);
+  hardware_model machine;
+  CQSA_TRY(machine_of(plan, machine));
+  out += candidates_text(explain_schedule(plan.problem, machine, plan.impl, limit, plan.choice), plan.hardware.host);
   return CQSA_OK;
 }
 

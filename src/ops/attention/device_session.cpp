@@ -92,6 +92,7 @@ cqsa_status device_session::allocate_staging(bool pinned, uint64_t host_bytes, c
     if (status != CQSA_OK && !pageable_fits)
       return fail(status, "the allocation of %" PRIu64 " bytes of pinned host memory failed on backend %s (%s), and max_host_bytes "
                   "does not admit as many of pageable memory instead", bytes, backend_.name, backend_.last_error());
+    if (status != CQSA_OK) ++info_.retries;  // a small re-plan: the same schedule with pageable staging
   }
   if (pinned_) {
     info_.peak_pinned_bytes = std::max(info_.peak_pinned_bytes, bytes);

@@ -52,8 +52,7 @@ cqsa_status check_output(const cqsa_tensor& output, const char* name, const side
       {a.out, a.out_name}, {a.lse, a.lse_name}, {b.out, b.out_name}, {b.lse, b.lse_name}};
   for (const auto& input : inputs) {
     const bool in_place = input.tensor->ndim == output.ndim && identical(*input.tensor, output);
-    if (!in_place && tensors_overlap(*input.tensor, output))
-      return fail(CQSA_ERROR_OVERLAP, "%s overlaps %s without being the same view", name, input.name);
+    if (!in_place) CQSA_TRY(check_no_overlap(output, name, *input.tensor, input.name, " without being the same view"));
   }
   return CQSA_OK;
 }
@@ -96,7 +95,7 @@ cqsa_status merge(const cqsa_context& context, const cqsa_attention_merge_args* 
   CQSA_TRY(check_side(*context.backend, out, args.out_a));
   CQSA_TRY(check_output(*args.out, out.out_name, a, b));
   CQSA_TRY(check_output(*args.lse, out.lse_name, a, b));
-  if (tensors_overlap(*args.out, *args.lse)) return fail(CQSA_ERROR_OVERLAP, "args->out overlaps args->lse");
+  CQSA_TRY(check_no_overlap(*args.out, "args->out", *args.lse, "args->lse"));
   cqsa_merge_leaf leaf{};
   fill(args, leaf);
   const cqsa_exec exec{const_cast<cqsa_context*>(&context), run_on_context, nullptr, context.num_threads};

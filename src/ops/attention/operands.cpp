@@ -514,13 +514,10 @@ cqsa_status check_overlap(const args_type& args) {
                 {"args->page_table", args.page_table}};
   for (const auto& other : others) {
     if (other.tensor == nullptr) continue;
-    if (tensors_overlap(*args.out, *other.tensor)) return fail(CQSA_ERROR_OVERLAP, "args->out overlaps %s", other.name);
-    if (args.lse != nullptr && tensors_overlap(*args.lse, *other.tensor))
-      return fail(CQSA_ERROR_OVERLAP, "args->lse overlaps %s", other.name);
+    CQSA_TRY(check_no_overlap(*args.out, "args->out", *other.tensor, other.name));
+    if (args.lse != nullptr) CQSA_TRY(check_no_overlap(*args.lse, "args->lse", *other.tensor, other.name));
   }
-  if (args.lse != nullptr && tensors_overlap(*args.lse, *args.out))
-    return fail(CQSA_ERROR_OVERLAP, "args->lse overlaps args->out");
-  return CQSA_OK;
+  return args.lse == nullptr ? CQSA_OK : check_no_overlap(*args.lse, "args->lse", *args.out, "args->out");
 }
 
 // ------------------------------------------------------------------------------------------------------ the leaf

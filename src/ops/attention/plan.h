@@ -10,6 +10,13 @@
 
 namespace cqsa {
 
+// How much of a machine's model must be measured.
+enum class rates {
+  known,    // costs nothing: nominal on a host backend; on a device whatever was measured before, else nominal
+  compute,  // the compute rate too, on a host backend: some tens of ms, little memory
+  all       // copies as well, through buffers of 32 MiB
+};
+
 // What the planner knows of a machine; measured once (cqsa_context_hardware) or read from JSON (docs/planning.md).
 struct hardware_model {
   char name[128] = "";
@@ -26,6 +33,7 @@ struct hardware_model {
   double host_copy = 0;         // bytes/s of a memcpy into staging
   double device_copy = 0;       // bytes/s read plus written in device memory; 0: 20 x copy_in
   double launch_seconds = 0;    // cost of one leaf call
+  rates measured = rates::known;
 
   double flops(int64_t head_dim) const;
   double memory_rate() const { return device_copy > 0 ? device_copy : 20 * copy_in; }
@@ -48,6 +56,8 @@ struct schedule_choice {
   bool accumulator_on_host = false;  // CQS on a device: partial states are merged in host memory
   bool staging_pinned = false;       // device: staging slots come from pinned memory
   double leaf_efficiency = 1;
+
+  bool operator==(const schedule_choice&) const = default;
 };
 
 // The first bytes of every workspace: a mark by which execute knows that cqsa_workspace_init() was called.
@@ -80,9 +90,13 @@ struct candidate_note {
 };
 
 // Picks the schedule. impl may be nullptr as above. Fails with UNSUPPORTED or BUDGET_TOO_SMALL (the message states the least
-// budget that works). notes, when given, gets every candidate.
+// budget that works).
 cqsa_status choose_schedule(const attention_problem&, const hardware_model&, const cqsa_attention_impl* impl, const budget&,
-                            schedule_choice& choice_out, footprint& cost_out, std::vector<candidate_note>* notes = nullptr);
+                            schedule_choice& choice_out, footprint& cost_out);
+
+// All candidates, with what speaks against each when `chosen` is the plan.
+std::vector<candidate_note> explain_schedule(const attention_problem&, const hardware_model&, const cqsa_attention_impl* impl,
+                                             const budget&, const schedule_choice& chosen);
 
 // First implementation of the backend's list that takes the problem under this schedule (state: CQS and windows need it).
 // declined, when given, gets one line for each earlier entry.
@@ -92,9 +106,8 @@ cqsa_status choose_implementation(const cqsa_backend_v1&, const attention_proble
 double predicted_seconds(const attention_problem&, const hardware_model&, const schedule_choice&, const footprint&);
 double problem_flops(const attention_problem&);
 
-// The context's machine. `measured` false: capacities and nominal rates only, which is all the choice needs on a host backend
-// and costs nothing; true: rates measured once per context.
-cqsa_status hardware_of(const cqsa_context&, bool measured, hardware_model& out);
+// The context's machine. What is measured is kept in the context.
+cqsa_status hardware_of(const cqsa_context&, rates needed, hardware_model& out);
 cqsa_status hardware_from_json(const char* json, hardware_model& out);
 std::string hardware_to_json(const hardware_model&);
 
@@ -120,6 +133,9 @@ struct run_state {
 };
 cqsa_status run_host(run_state&, const cqsa_attention_leaf& whole);
 cqsa_status run_device(run_state&, const cqsa_attention_leaf& whole);
+
+// Writes into info what a run works by; a run that plans again calls it again.
+void report_choice(const schedule_choice&, bool host, cqsa_run_info& info);
 
 // Progress and cancel between tiles, from the calling thread: CQSA_ERROR_CANCELLED when the run must stop.
 cqsa_status poll_run(run_state&, int64_t done_now);

@@ -31,20 +31,53 @@ struct priced {
   double seconds;
 };
 
+// The least of each budget that would have admitted a candidate, the other two budgets staying as they are.
+struct least_budgets {
+  static constexpr int kinds = 3;
+  uint64_t alone[kinds] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
+  footprint smallest;  // of the candidates that break several budgets
+  int count = 0;
+
+  void add(const budget& limit, const footprint& cost) {
+    const uint64_t needs[kinds] = {cost.device, cost.host, cost.pinned}, limits[kinds] = {limit.device, limit.host, limit.pinned};
+    int broken = 0, which = 0;
+    for (int k = 0; k < kinds; ++k)
+      if (needs[k] > limits[k]) ++broken, which = k;
+    if (broken == 1) alone[which] = std::min(alone[which], needs[which]);
+    if (count++ == 0 || total(cost) < total(smallest)) smallest = cost;
+  }
+
+  static uint64_t total(const footprint& cost) { return cost.device + cost.host + cost.pinned; }
+
+  cqsa_status report(const budget& limit) const {
+    const char* const names[kinds] = {"max_device_bytes", "max_host_bytes", "max_pinned_bytes"};
+    const uint64_t limits[kinds] = {limit.device, limit.host, limit.pinned};
+    for (int k = 0; k < kinds; ++k)
+      if (alone[k] != UINT64_MAX)
+        return fail(CQSA_ERROR_BUDGET_TOO_SMALL, "%s is %" PRIu64 ", the least that works for this problem is %" PRIu64, names[k],
+                    limits[k], alone[k]);
+    return fail(CQSA_ERROR_BUDGET_TOO_SMALL,
+                "several budgets are too small: max_device_bytes %" PRIu64 ", max_host_bytes %" PRIu64 ", max_pinned_bytes %" PRIu64
+                "; %" PRIu64 ", %" PRIu64 " and %" PRIu64 " would work",
+                limit.device, limit.host, limit.pinned, smallest.device, smallest.host, smallest.pinned);
+  }
+};
+
 class chooser {
  public:
   chooser(const attention_problem& problem, const hardware_model& machine, const cqsa_attention_impl* impl, const budget& limit,
-          std::vector<candidate_note>* notes)
+          std::vector<candidate_note>* notes = nullptr)
       : problem_(problem), machine_(machine), impl_(impl), limit_(limit), notes_(notes) {
     const cqsa_attention_leaf leaf = shape_of_leaf(problem);
     num_tiles_ = impl ? impl->tiles(&leaf, tiles_, most_tiles) : 0;
     if (num_tiles_ <= 0) tiles_[0] = generic_tile, num_tiles_ = 1;
   }
 
+  void offer_all() { machine_.host ? offer_host() : offer_device(); }
+
   cqsa_status choose(schedule_choice& choice_out, footprint& cost_out) {
-    machine_.host ? offer_host() : offer_device();
+    offer_all();
     const priced* best = pick();
-    if (notes_) explain_losers(best);
     if (!best) return refuse();
     choice_out = best->choice;
     cost_out = best->cost;
@@ -62,7 +95,7 @@ class chooser {
     item.cost = machine_.host ? host_footprint(problem_, impl_, choice) : device_footprint(problem_, impl_, choice);
     item.seconds = predicted_seconds(problem_, machine_, choice, item.cost);
     const bool fits = limit_.admits(item.cost);
-    if (!fits && (!least_set_ || peak(item.cost) < peak(least_.cost))) least_ = item, least_set_ = true;
+    if (!fits) refusals_.add(limit_, item.cost);
     const char* verdict = !fits ? "does not fit the budget" : only_shown_ ? "not needed: a plan without partial results fits" : "";
     if (notes_) notes_->push_back({choice, item.cost, item.seconds, verdict});
     if (!fits || only_shown_) return fits;
@@ -80,32 +113,12 @@ class chooser {
     return best;
   }
 
-  void explain_losers(const priced* best) {
-    bool marked = false;
-    for (candidate_note& note : *notes_) {
-      if (!note.verdict.empty()) continue;
-      const bool same = best && !marked && note.seconds == best->seconds && peak(note.cost) == peak(best->cost);
-      marked |= same;
-      if (same) note.verdict = "chosen";
-      else if (note.seconds > best->seconds) note.verdict = "slower";
-      else note.verdict = "within 2 % of the chosen one, with a larger peak";
-    }
-  }
-
   cqsa_status refuse() const {
-    if (!least_set_)
+    if (refusals_.count == 0)
       return fail(CQSA_ERROR_UNSUPPORTED, "no schedule of the wanted kind exists for this problem%s",
                   problem_.p.schedule == CQSA_SCHEDULE_DIRECT ? " (direct needs operands on the device, or a batched problem)"
                                                               : "");
-    const footprint& f = least_.cost;
-    const struct { const char* name; uint64_t limit, least; } budgets[] = {{"max_device_bytes", limit_.device, f.device},
-                                                                            {"max_host_bytes", limit_.host, f.host},
-                                                                            {"max_pinned_bytes", limit_.pinned, f.pinned}};
-    for (const auto& b : budgets)
-      if (b.least > b.limit)
-        return fail(CQSA_ERROR_BUDGET_TOO_SMALL, "%s is %" PRIu64 ", the least that works for this problem is %" PRIu64, b.name,
-                    b.limit, b.least);
-    return fail(CQSA_ERROR_INTERNAL, "a candidate fits the budget but was not taken");
+    return refusals_.report(limit_);
   }
 
   // ---- host backend: operands are used in place, so only the tiles of the threads cost memory -----------------------------
@@ -328,8 +341,7 @@ class chooser {
   bool only_shown_ = false;  // candidates are priced for explain, but are not to be taken
   double fastest_ = HUGE_VAL;
   std::vector<priced> items_;
-  priced least_{};
-  bool least_set_ = false;
+  least_budgets refusals_;
 };
 
 }  // namespace
@@ -392,8 +404,7 @@ budget budget_of(const attention_problem& problem, const hardware_model& machine
 }
 
 cqsa_status choose_schedule(const attention_problem& problem, const hardware_model& machine, const cqsa_attention_impl* impl,
-                            const budget& limit, schedule_choice& choice_out, footprint& cost_out,
-                            std::vector<candidate_note>* notes) {
+                            const budget& limit, schedule_choice& choice_out, footprint& cost_out) {
   if (problem.p.schedule == CQSA_SCHEDULE_CQS && problem.batch_invariant())
     return fail(CQSA_ERROR_UNSUPPORTED, "params->schedule CQS cuts rows by the chunk count, which CQSA_ATTENTION_BATCH_INVARIANT "
                                         "forbids; use DIRECT, STREAM or AUTO");
@@ -405,7 +416,23 @@ cqsa_status choose_schedule(const attention_problem& problem, const hardware_mod
       return fail(CQSA_ERROR_BUDGET_TOO_SMALL, "the budget is below the least that works, %d bytes", workspace_header_bytes);
     return CQSA_OK;
   }
-  return chooser(problem, machine, impl, limit, notes).choose(choice_out, cost_out);
+  return chooser(problem, machine, impl, limit).choose(choice_out, cost_out);
+}
+
+std::vector<candidate_note> explain_schedule(const attention_problem& problem, const hardware_model& machine,
+                                             const cqsa_attention_impl* impl, const budget& limit, const schedule_choice& chosen) {
+  std::vector<candidate_note> notes;
+  chooser(problem, machine, impl, limit, &notes).offer_all();
+  double seconds = HUGE_VAL;
+  for (candidate_note& note : notes)
+    if (note.choice == chosen && seconds == HUGE_VAL) note.verdict = "chosen", seconds = note.seconds;
+  for (candidate_note& note : notes) {
+    if (!note.verdict.empty()) continue;
+    note.verdict = note.seconds > seconds          ? "slower"
+                   : note.seconds * tie >= seconds ? "about as fast, with a larger peak"
+                                                   : "faster by the rates measured since the plan was made";
+  }
+  return notes;
 }
 
 cqsa_status choose_implementation(const cqsa_backend_v1& backend, const attention_problem& problem, bool needs_state,

@@ -113,9 +113,10 @@ class device_runner {
     std::snprintf(reason, sizeof reason, "%s", last_error_text());
     if (run_.args->workspace)
       return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "the device ran out of memory although args->workspace was given: %s", reason);
-    if (run_.info.retries == most_retries)
+    if (attempts_again_ == most_retries)
       return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "%" PRIu64 " bytes of device memory could not be had after %d retries: %s",
                   failed_bytes_, most_retries, reason);
+    ++attempts_again_;
     ++run_.info.retries;
     const uint64_t half = failed_bytes_ / 2;
     // Host memory stays within what the plan said, if that is possible at all.
@@ -130,6 +131,7 @@ class device_runner {
       return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "%" PRIu64 " bytes of device memory could not be had, and %" PRIu64
                   " are too few: %s", failed_bytes_, half, reason);
     }
+    report_choice(choice_, false, run_.info);
     log(*plan.context, CQSA_LOG_WARNING, "%" PRIu64 " bytes of device memory could not be had (%s); going on with %" PRIu64,
         failed_bytes_, reason, half);
     return CQSA_OK;
@@ -142,6 +144,7 @@ class device_runner {
   device_region regions_[1 + 2 * (most_retries + 1)];  // a stack; a failure replaces one region by three
   int count_ = 0;
   uint64_t failed_bytes_ = 0;
+  int attempts_again_ = 0;  // info.retries also counts staging that was replaced
   bool tail_done_ = false;
 };
 
