@@ -59,6 +59,8 @@ typedef struct cqsa_attention_leaf {
   const int32_t *page_table;
   int64_t page_table_stride[2]; /* elements: batch, page */
   int64_t page_size;
+  /* Host memory, read before launch returns. workspace() may see num_rects with rects NULL. Where all rectangles have k_len 0
+   * the operands are not read, and STATE_OUT writes the empty state. */
   const cqsa_rect *rects;
   int64_t num_rects;
   /* State of a row: acc[dv] = sum_j exp(s_j - m) v_j not normalised, m = largest logit so far (-inf: none), l = sum_j exp(s_j - m).

@@ -69,9 +69,6 @@ struct device_run {
   cqsa_view slopes_{}, sinks_{}, k_scale_{}, v_scale_{};
 };
 
-// run_host.cpp: out = 0 and lse = -inf for rows past the last segment; cu_seqlens_q and the outputs are in host memory.
-void clear_rows_past_segments(const attention_problem& problem, const cqsa_attention_leaf& whole);
-
 // The schedules. Both leave `unfinished` behind when they fail.
 cqsa_status run_device_stream(device_run&, const device_region&);
 cqsa_status run_device_cqs(device_run&, const device_region&);

@@ -134,6 +134,9 @@ struct run_state {
 cqsa_status run_host(run_state&, const cqsa_attention_leaf& whole);
 cqsa_status run_device(run_state&, const cqsa_attention_leaf& whole);
 
+// varlen: out = 0 and lse = -inf in the rows past the last segment, through views of host memory.
+void clear_rows_past_segments(const attention_problem&, const cqsa_attention_leaf& whole);
+
 // Writes into info what a run works by; a run that plans again calls it again.
 void report_choice(const schedule_choice&, bool host, cqsa_run_info& info);
 
