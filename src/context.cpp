@@ -66,6 +66,7 @@ void retain(cqsa_context* context) { context->references.fetch_add(1, std::memor
 void release(cqsa_context* context) {
   if (context->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (context->device != nullptr) context->backend->device_close(context->device);
+  forget_hardware(context->hardware.load(std::memory_order_relaxed));
   delete context;
 }
 

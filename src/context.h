@@ -3,13 +3,13 @@
 #pragma once
 #include <atomic>
 #include <memory>
-#include <mutex>
 
 #include "backends/cqsa_backend.h"
 #include "thread_pool.h"
 
 namespace cqsa {
 struct hardware_model;  // ops/attention/plan.h
+void forget_hardware(const hardware_model* newest);
 }
 
 struct cqsa_context {
@@ -24,9 +24,8 @@ struct cqsa_context {
   void* log_user = nullptr;
   std::unique_ptr<cqsa::thread_pool> pool;  // present when parallel_for is absent and num_threads > 1
   std::atomic<int64_t> references{1};
-  // Measured at first need, see cqsa_context_hardware().
-  mutable std::mutex hardware_lock;
-  mutable std::shared_ptr<const cqsa::hardware_model> hardware;
+  // Measured at first need, see cqsa_context_hardware(). No lock: a fork while another thread measures must not leave one behind.
+  mutable std::atomic<const cqsa::hardware_model*> hardware{nullptr};
 
   bool is_host() const { return backend->flags & CQSA_BACKEND_HOST; }
 };

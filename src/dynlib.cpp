@@ -90,6 +90,16 @@ std::string real_path(const std::string& file) {
 
 }  // namespace cqsa
 
+#ifdef CQSA_STATIC_LIBSTDCXX
+// The static libstdc++ keeps a pool for exceptions thrown without memory, which nothing gives back when the library is unloaded.
+namespace __gnu_cxx {
+void __freeres();
+}
+namespace {
+__attribute__((destructor)) void give_back_exception_pool() { __gnu_cxx::__freeres(); }
+}  // namespace
+#endif
+
 #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 35)
 // A static libgcc made for glibc 2.35 or newer finds the unwind tables with this function of that glibc, which would be the
 // only reason why the library needs more than 2.34. So it gets one that works everywhere, as libgcc itself had before. Without

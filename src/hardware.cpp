@@ -4,8 +4,10 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <nlohmann/json.hpp>
 
+#include "json_object.h"
 #include "ops/attention/plan.h"
 
 namespace cqsa {
@@ -109,93 +111,157 @@ double hardware_model::flops(int64_t head_dim) const {
 cqsa_status hardware_of(const cqsa_context& context, rates needed, hardware_model& out) {
   // A host backend's choice goes by ratios, and must not change once something was measured.
   if (context.is_host() && needed == rates::known) return nominal(context, out), CQSA_OK;
-  const std::lock_guard lock(context.hardware_lock);
-  if (!context.hardware || context.hardware->measured < needed) {
-    auto model = std::make_shared<hardware_model>();
+  const hardware_model* known = context.hardware.load(std::memory_order_acquire);
+  if (!known || known->measured < needed) {
+    auto model = std::make_unique<hardware_model>();
     nominal(context, *model);
     CQSA_TRY(capacities(context, *model));
     if (needed >= rates::compute) measure_compute(context, *model);
     if (needed >= rates::all) measure_copies(context, *model);
     model->measured = needed;
-    context.hardware = model;
+    // Two threads may measure at once; both results are good, and the later one stays.
+    model->previous = context.hardware.load(std::memory_order_relaxed);
+    while (!context.hardware.compare_exchange_weak(model->previous, model.get(), std::memory_order_acq_rel)) {}
+    known = model.release();
   }
-  out = *context.hardware;
+  out = *known;
   // Free device memory changes from call to call; the rates do not.
   return out.host ? CQSA_OK : capacities(context, out);
 }
 
+void forget_hardware(const hardware_model* newest) {
+  while (newest) delete std::exchange(newest, newest->previous);
+}
+
 std::string hardware_to_json(const hardware_model& m) {
-  return nlohmann::ordered_json{{"name", m.name},
-                                {"backend", m.backend},
-                                {"host", m.host},
-                                {"pinned", m.pinned},
-                                {"device_bytes", m.device_bytes},
-                                {"host_bytes", m.host_bytes},
-                                {"workers", m.workers},
-                                {"flops_64", m.flops_64},
-                                {"flops_128", m.flops_128},
-                                {"copy_in", m.copy_in},
-                                {"copy_out", m.copy_out},
-                                {"host_copy", m.host_copy},
-                                {"device_copy", m.device_copy},
-                                {"launch_seconds", m.launch_seconds}}
-      .dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+  return json_object()
+      .add("name", m.name)
+      .add("backend", m.backend)
+      .add("host", m.host)
+      .add("pinned", m.pinned)
+      .add("device_bytes", m.device_bytes)
+      .add("host_bytes", m.host_bytes)
+      .add("workers", m.workers)
+      .add("flops_64", m.flops_64)
+      .add("flops_128", m.flops_128)
+      .add("copy_in", m.copy_in)
+      .add("copy_out", m.copy_out)
+      .add("host_copy", m.host_copy)
+      .add("device_copy", m.device_copy)
+      .add("launch_seconds", m.launch_seconds)
+      .text();
 }
 
 namespace {
 
-cqsa_status read_text(const nlohmann::json& value, const char* key, char* out, size_t size) {
-  if (!value.is_string()) return fail(CQSA_ERROR_INVALID_ARGUMENT, "hardware_json: \"%s\" must be a string", key);
-  std::snprintf(out, size, "%s", value.get_ref<const std::string&>().c_str());
-  return CQSA_OK;
-}
+// One flat object of numbers, texts and booleans, read event by event: nothing nests, so nothing can overflow a stack.
+class hardware_reader : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  explicit hardware_reader(hardware_model& model) : m_(model) {}
+  cqsa_status status() const { return status_; }
 
-cqsa_status read_bool(const nlohmann::json& value, const char* key, bool& out) {
-  if (!value.is_boolean()) return fail(CQSA_ERROR_INVALID_ARGUMENT, "hardware_json: \"%s\" must be true or false", key);
-  out = value.get<bool>();
-  return CQSA_OK;
-}
-
-cqsa_status read_number(const nlohmann::json& value, const char* key, double& out) {
-  if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0 || value.get<double>() > 1e18)
-    return fail(CQSA_ERROR_INVALID_ARGUMENT, "hardware_json: \"%s\" is %s, wanted a number from 0 to 1e18", key,
-                value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, 60).c_str());
-  out = value.get<double>();
-  return CQSA_OK;
-}
-
-cqsa_status read_field(const std::string& key, const nlohmann::json& value, hardware_model& m) {
-  if (key == "note") return CQSA_OK;
-  if (key == "name") return read_text(value, "name", m.name, sizeof m.name);
-  if (key == "backend") return read_text(value, "backend", m.backend, sizeof m.backend);
-  if (key == "host") return read_bool(value, "host", m.host);
-  if (key == "pinned") return read_bool(value, "pinned", m.pinned);
-  double number = 0;
-  const struct { const char* key; double* to; } rates[] = {
-      {"flops_64", &m.flops_64},   {"flops_128", &m.flops_128}, {"copy_in", &m.copy_in},
-      {"copy_out", &m.copy_out},   {"host_copy", &m.host_copy}, {"device_copy", &m.device_copy},
-      {"launch_seconds", &m.launch_seconds}};
-  for (const auto& rate : rates)
-    if (key == rate.key) return read_number(value, rate.key, *rate.to);
-  if (key == "device_bytes" || key == "host_bytes" || key == "workers") {
-    CQSA_TRY(read_number(value, key.c_str(), number));
-    if (key == "device_bytes") m.device_bytes = static_cast<uint64_t>(number);
-    if (key == "host_bytes") m.host_bytes = static_cast<uint64_t>(number);
-    if (key == "workers") m.workers = static_cast<int32_t>(std::clamp(number, 1.0, 4096.0));
-    return CQSA_OK;
+  bool null() override { return refuse("null"); }
+  bool boolean(bool value) override {
+    bool* const to = key_ == "host" ? &m_.host : key_ == "pinned" ? &m_.pinned : nullptr;
+    if (key_ == "note") return true;
+    if (!to) return refuse(value ? "true" : "false");
+    *to = value;
+    return true;
   }
-  return fail(CQSA_ERROR_INVALID_ARGUMENT, "hardware_json: unknown key \"%.60s\" (see docs/planning.md)", key.c_str());
-}
+  bool number_integer(int64_t value) override { return number(static_cast<double>(value)); }
+  bool number_unsigned(uint64_t value) override { return number(static_cast<double>(value)); }
+  bool number_float(double value, const std::string&) override { return number(value); }
+  bool string(std::string& value) override {
+    if (key_ == "note") return true;
+    if (key_ == "name") return copy(value, m_.name, sizeof m_.name);
+    if (key_ == "backend") return copy(value, m_.backend, sizeof m_.backend);
+    return refuse("a text");
+  }
+  bool binary(nlohmann::json::binary_t&) override { return refuse("binary"); }
+  bool start_object(size_t) override { return depth_++ == 0 || refuse("an object"); }
+  bool end_object() override { return true; }
+  bool start_array(size_t) override { return depth_ == 0 ? no_object() : refuse("an array"); }
+  bool end_array() override { return true; }
+  bool key(std::string& value) override {
+    key_ = value;
+    return true;
+  }
+  bool parse_error(size_t, const std::string&, const nlohmann::json::exception&) override { return no_object(); }
+
+ private:
+  bool stop(cqsa_status status) {
+    status_ = status;
+    return false;
+  }
+
+  bool no_object() { return stop(fail(CQSA_ERROR_INVALID_ARGUMENT, "hardware_json is not a JSON object")); }
+
+  // A value of the wrong kind, or a key that means nothing.
+  bool refuse(const char* what) {
+    if (depth_ == 0) return no_object();
+    const char* wanted = nullptr;
+    for (const char* k : {"host", "pinned"}) if (key_ == k) wanted = "true or false";
+    for (const char* k : {"name", "backend", "note"}) if (key_ == k) wanted = "a text";
+    if (number_of(key_)) wanted = "a number from 0 to 1e18";
+    if (wanted) return stop(fail(CQSA_ERROR_INVALID_ARGUMENT, "hardware_json: \"%s\" is %s, wanted %s", key_.c_str(), what, wanted));
+    return stop(fail(CQSA_ERROR_INVALID_ARGUMENT, "hardware_json: unknown key \"%.60s\" (see docs/planning.md)", key_.c_str()));
+  }
+
+  struct field {
+    const char* key;
+    double* rate;
+    uint64_t* bytes;
+  };
+
+  const field* number_of(const std::string& key) const {
+    for (const field& f : fields_)
+      if (key == f.key) return &f;
+    return nullptr;
+  }
+
+  bool number(double value) {
+    char text[40];
+    std::snprintf(text, sizeof text, "%g", value);
+    if (key_ == "note") return true;
+    const field* to = number_of(key_);
+    if (depth_ == 0 || !to || !std::isfinite(value) || value < 0 || value > 1e18) return refuse(text);
+    if (to->rate) *to->rate = value;
+    else if (to->bytes) *to->bytes = static_cast<uint64_t>(value);
+    else m_.workers = static_cast<int32_t>(std::clamp(value, 1.0, 4096.0));
+    return true;
+  }
+
+  // Cut between characters, not inside one; a control character would break the one line that prints it.
+  bool copy(const std::string& from, char* to, size_t size) {
+    for (const char c : from)
+      if (static_cast<unsigned char>(c) < 0x20) return refuse("a text with a control character");
+    size_t length = std::min(from.size(), size - 1);
+    while (length < from.size() && length > 0 && (from[length] & 0xC0) == 0x80) --length;
+    std::memcpy(to, from.data(), length);
+    to[length] = '\0';
+    return true;
+  }
+
+  hardware_model& m_;
+  const field fields_[10] = {{"flops_64", &m_.flops_64, nullptr},       {"flops_128", &m_.flops_128, nullptr},
+                            {"copy_in", &m_.copy_in, nullptr},         {"copy_out", &m_.copy_out, nullptr},
+                            {"host_copy", &m_.host_copy, nullptr},     {"device_copy", &m_.device_copy, nullptr},
+                            {"launch_seconds", &m_.launch_seconds, nullptr}, {"device_bytes", nullptr, &m_.device_bytes},
+                            {"host_bytes", nullptr, &m_.host_bytes},     {"workers", nullptr, nullptr}};
+  std::string key_;
+  int depth_ = 0;
+  cqsa_status status_ = CQSA_OK;
+};
 
 }  // namespace
 
 cqsa_status hardware_from_json(const char* json, hardware_model& out) {
   if (json == nullptr) return fail(CQSA_ERROR_NULL_POINTER, "hardware_json is NULL");
-  const nlohmann::json document = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
-  if (!document.is_object()) return fail(CQSA_ERROR_INVALID_ARGUMENT, "hardware_json is not a JSON object");
   hardware_model model;
   model.host = false;
-  for (const auto& [key, value] : document.items()) CQSA_TRY(read_field(key, value, model));
+  hardware_reader reader(model);
+  nlohmann::json::sax_parse(json, &reader);
+  CQSA_TRY(reader.status());
   if (model.flops_64 <= 0 && model.flops_128 <= 0)
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "hardware_json gives no compute rate: flops_64 or flops_128 must be above 0");
   if (model.flops_64 <= 0) model.flops_64 = model.flops_128;

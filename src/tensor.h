@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks of the caller's tensors: sizes, strides, products that overflow, and outputs that overlap.
 #pragma once
+#include <cstring>
+
 #include "backends/cqsa_backend.h"
 #include "error.h"
 
@@ -12,6 +14,14 @@ const char* dtype_name(cqsa_dtype dtype);  // "f16"; "unknown" otherwise
 
 // The most axes that any operand may have.
 inline constexpr int max_axes = 8;
+
+// Element i of an I32 or I64 array at any address.
+inline int64_t index_at(const void* array, cqsa_dtype dtype, int64_t i) {
+  int32_t narrow;
+  int64_t wide;
+  if (dtype == CQSA_DTYPE_I64) return std::memcpy(&wide, static_cast<const char*>(array) + 8 * i, sizeof wide), wide;
+  return std::memcpy(&narrow, static_cast<const char*>(array) + 4 * i, sizeof narrow), narrow;
+}
 
 bool multiply_overflows(int64_t a, int64_t b, int64_t* product_out);
 

@@ -161,8 +161,14 @@ struct segment {
   int64_t q_len, heads, head_groups, q_tiles, units;
 };
 
+// Index arrays may stand at any address.
 int64_t index_at(const void* array, cqsa_dtype type, int64_t i) {
-  return type == CQSA_DTYPE_I64 ? static_cast<const int64_t*>(array)[i] : static_cast<const int32_t*>(array)[i];
+  if (type == CQSA_DTYPE_I64) {
+    int64_t value;
+    return memcpy(&value, static_cast<const int64_t*>(array) + i, sizeof value), value;
+  }
+  int32_t value;
+  return memcpy(&value, static_cast<const int32_t*>(array) + i, sizeof value), value;
 }
 
 // Walks over the segments in order; every worker has its own, since unit numbers only grow.

@@ -4,18 +4,27 @@
 #include "attention_job.h"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 namespace cqsa::cpu {
 namespace {
 
-
 int64_t offset(const int64_t* stride, const int64_t* at) {
   return at[0] * stride[0] + at[1] * stride[1] + at[2] * stride[2] + at[3] * stride[3];
 }
 
+// Operands may stand at any address.
+float load(const float* from) {
+  float value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+void store(float* to, float value) { std::memcpy(to, &value, sizeof value); }
+
 void copy_row(const float* from, int64_t from_stride, int64_t n, float* to, int64_t to_stride) {
-  for (int64_t c = 0; c < n; ++c) to[c * to_stride] = from[c * from_stride];
+  for (int64_t c = 0; c < n; ++c) store(to + c * to_stride, load(from + c * from_stride));
 }
 
 void merge_row(const cqsa_merge_leaf& x, const int64_t* at) {
@@ -24,23 +33,23 @@ void merge_row(const cqsa_merge_leaf& x, const int64_t* at) {
   float* out = x.out + offset(x.out_stride, at);
   float* lse = x.lse + offset(x.lse_stride, at);
   const int64_t sa = x.out_a_stride[4], sb = x.out_b_stride[4], so = x.out_stride[4], n = x.head_dim_v;
-  const float la = x.lse_a[offset(x.lse_a_stride, at)], lb = x.lse_b[offset(x.lse_b_stride, at)];
+  const float la = load(x.lse_a + offset(x.lse_a_stride, at)), lb = load(x.lse_b + offset(x.lse_b_stride, at));
   const bool has_a = std::isfinite(la), has_b = std::isfinite(lb);
   if (!has_a && !has_b) {
-    for (int64_t c = 0; c < n; ++c) out[c * so] = 0.0f;
-    *lse = -std::numeric_limits<float>::infinity();
+    for (int64_t c = 0; c < n; ++c) store(out + c * so, 0.0f);
+    store(lse, -std::numeric_limits<float>::infinity());
   } else if (!has_b) {
     copy_row(a, sa, n, out, so);
-    *lse = la;
+    store(lse, la);
   } else if (!has_a) {
     copy_row(b, sb, n, out, so);
-    *lse = lb;
+    store(lse, lb);
   } else {
     const double m = la > lb ? la : lb;
     const double ea = std::exp(la - m), eb = std::exp(lb - m), sum = ea + eb;
     const double wa = ea / sum, wb = eb / sum;
-    for (int64_t c = 0; c < n; ++c) out[c * so] = static_cast<float>(wa * a[c * sa] + wb * b[c * sb]);
-    *lse = static_cast<float>(m + std::log(sum));
+    for (int64_t c = 0; c < n; ++c) store(out + c * so, static_cast<float>(wa * load(a + c * sa) + wb * load(b + c * sb)));
+    store(lse, static_cast<float>(m + std::log(sum)));
   }
 }
 

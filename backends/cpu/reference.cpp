@@ -41,11 +41,18 @@ void add_value(const cqsa_attention_leaf& a, int64_t b, int64_t h, int64_t key, 
     o[c] += p * element(a.v, item, g, row, c) * scale_of(a.v_scale, a.scale_v, a.kv_group, item, g, row, c);
 }
 
-void compute_row(const cqsa_attention_leaf& a, const query_block& t, int64_t b, int64_t h, int64_t r) {
+// A row may have billions of keys: asks every so often whether to stop.
+bool must_stop(const cqsa_exec* exec, int64_t key) {
+  return key % 4096 == 4095 && exec && exec->poll && exec->poll(exec->user, 0);
+}
+
+// False when it was stopped.
+bool compute_row(const cqsa_attention_leaf& a, const query_block& t, int64_t b, int64_t h, int64_t r, const cqsa_exec* exec) {
   const double sink = a.sinks.data ? element(a.sinks, 0, h, 0, 0) : none;
   double m = sink;
   for (int64_t n = 0; n < t.num_ranges; ++n)
     for (int64_t j = 0; j < t.ranges[n].k_len; ++j) {
+      if (must_stop(exec, j)) return false;
       const double s = logit(a, t, b, h, r, t.ranges[n], j);
       if (s > m || s != s) m = s;
     }
@@ -53,6 +60,7 @@ void compute_row(const cqsa_attention_leaf& a, const query_block& t, int64_t b, 
   double sum = sink == none ? 0 : std::exp(sink - m);
   for (int64_t n = 0; n < t.num_ranges; ++n)
     for (int64_t j = 0; j < t.ranges[n].k_len; ++j) {
+      if (must_stop(exec, j)) return false;
       const double s = logit(a, t, b, h, r, t.ranges[n], j);
       if (s == none) continue;
       const double p = std::exp(s - m);
@@ -61,6 +69,7 @@ void compute_row(const cqsa_attention_leaf& a, const query_block& t, int64_t b, 
     }
   for (int64_t c = 0; c < a.head_dim_v; ++c) store_element(a.out, b, h, t.q_row + r, c, sum == 0 ? 0 : o[c] / sum);
   if (a.lse.data) store_element(a.lse, b, h, t.q_row + r, 0, sum == 0 ? none : m + std::log(sum));
+  return true;
 }
 
 struct job {
@@ -82,7 +91,7 @@ void work(void* data, int64_t) {
       for (int64_t x = 0; x < a.num_heads * t.q_len; ++x, ++number) {
         if (number != mine) continue;
         if (j.stop) return;
-        compute_row(a, t, b, x / t.q_len, x % t.q_len);
+        if (!compute_row(a, t, b, x / t.q_len, x % t.q_len, j.exec)) j.stop = true;
         mine = j.next++;
         if (j.exec && j.exec->poll && j.exec->poll(j.exec->user, 1)) j.stop = true;
       }

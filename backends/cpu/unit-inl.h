@@ -136,7 +136,9 @@ static key_tile load_tile(const unit_run& run, const cqsa_rect& range, int64_t f
   for (int64_t j = 0; j < keys; ++j) {
     int64_t b = u.batch, row = range.k_row + first + j;
     if (leaf.page_table) {
-      b = leaf.page_table[u.batch * leaf.page_table_stride[0] + row / leaf.page_size * leaf.page_table_stride[1]];
+      int32_t page;  // the table may stand at any address
+      memcpy(&page, leaf.page_table + u.batch * leaf.page_table_stride[0] + row / leaf.page_size * leaf.page_table_stride[1], sizeof page);
+      b = page;
       row %= leaf.page_size;
       mem.gone[j] = b < 0;
       if (b < 0) {

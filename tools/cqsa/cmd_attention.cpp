@@ -330,6 +330,7 @@ int check_threads(int32_t asked) { return asked > 0 ? asked : std::max(1u, std::
 
 int run_attention(const run_options& options) {
   const bool talk = !options.json && !options.quiet;
+  if (options.check_rows < 0) throw std::runtime_error("--check wants a number of rows above 0");
   catch_signals();
   const inputs in(options);
   const context_ptr context = make_context(options.attention.backend, options.threads);
@@ -369,7 +370,7 @@ int run_attention(const run_options& options) {
     json["output"] = options.output;
     fmt::print("{}\n", json.dump(2, ' ', false, ordered_json::error_handler_t::replace));
   }
-  if (options.check_rows == 0 || check.pass) return kExitOk;
+  if (options.check_rows <= 0 || check.pass) return kExitOk;
   if (options.quiet && !options.json) fmt::print(stderr, "cqsa: {}\n", check_text(check));
   return kExitCheckFailed;
 }

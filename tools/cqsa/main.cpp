@@ -65,7 +65,9 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return tool::run(argc, argv);
+    const int status = tool::run(argc, argv);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout)) return tool::report("standard output could not be written", tool::kExitError);
+    return status;
   } catch (const tool::interrupted_error& error) {
     return tool::report(error.what(), tool::kExitInterrupted);
   } catch (const std::exception& error) {

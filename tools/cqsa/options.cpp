@@ -35,11 +35,14 @@ uint64_t budget_of(const char* option, const std::string& text) {
 }  // namespace
 
 void attention_options::add_to(CLI::App& command) {
+  // An unset shell variable must not read as "not given".
+  const CLI::Validator filled([](const std::string& text) { return text.empty() ? "an empty text is no value" : ""; }, "");
   command.add_option("--causal", causal, "none, top_left (key <= query) or bottom_right (aligned at the end)")
       ->type_name("RULE");
   command.add_option("--window", window, "keys visible to the left and right of the query, -1: no limit")->type_name("L,R");
   command.add_option("--memory", memory, "memory of the backend that the library may allocate: 64MiB, 3GiB, 1.5GB")
-      ->type_name("SIZE");
+      ->type_name("SIZE")
+      ->check(filled);
   command.add_option("--schedule", schedule, "auto, direct, stream or cqs")->type_name("NAME");
   command.add_option("--cqs", cqs, "chunks and depth of the cqs schedule, for example 7,1")->type_name("C,ITR");
   command.add_option("--backend", backend, "auto, cpu, cuda or hip")->type_name("NAME");

@@ -31,6 +31,7 @@ std::optional<double> factor_of(std::string_view unit, bool bytes) {
 // A number with a unit as an integer up to 2^63 - 1; nothing when the text is something else.
 std::optional<int64_t> parse_number(std::string_view text, bool bytes) {
   const std::size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
+  if (digits == 0) return {};  // an unset shell variable is not "no limit"
   std::string_view unit = text.substr(digits);
   while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
   const std::optional<double> factor = factor_of(unit, bytes);

@@ -2,10 +2,12 @@
 // A plan in numbers, as one line, as JSON, and with its losers.
 #include "ops/attention/describe.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdarg>
 #include <cstring>
-#include <nlohmann/json.hpp>
+
+#include "json_object.h"
 
 namespace cqsa {
 
@@ -181,28 +183,29 @@ cqsa_status plan_line(const cqsa_plan& plan, const cqsa_run_info* run, std::stri
 cqsa_status plan_json(const cqsa_plan& plan, std::string& out) {
   cqsa_plan_info i{};
   CQSA_TRY(describe_plan(plan, i));
-  out = nlohmann::ordered_json{{"schedule", schedule_name(i.schedule)},
-                               {"implementation", i.implementation},
-                               {"backend", i.backend},
-                               {"c", i.cqs_c},
-                               {"itr", i.cqs_itr},
-                               {"tasks", i.tasks},
-                               {"tile_q", i.tile_q},
-                               {"tile_k", i.tile_k},
-                               {"in_flight", i.in_flight},
-                               {"peak_device_bytes", i.peak_device_bytes},
-                               {"peak_host_bytes", i.peak_host_bytes},
-                               {"peak_pinned_bytes", i.peak_pinned_bytes},
-                               {"workspace_bytes", i.workspace_bytes},
-                               {"bytes_in", i.bytes_in},
-                               {"bytes_out", i.bytes_out},
-                               {"flops", i.flops},
-                               {"seconds", i.seconds},
-                               {"place_q", memory_name(i.place_q)},
-                               {"place_kv", memory_name(i.place_kv)},
-                               {"place_acc", memory_name(i.place_acc)},
-                               {"place_out", memory_name(i.place_out)}}
-            .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  out = json_object()
+            .add("schedule", schedule_name(i.schedule))
+            .add("implementation", i.implementation)
+            .add("backend", i.backend)
+            .add("c", i.cqs_c)
+            .add("itr", i.cqs_itr)
+            .add("tasks", i.tasks)
+            .add("tile_q", i.tile_q)
+            .add("tile_k", i.tile_k)
+            .add("in_flight", i.in_flight)
+            .add("peak_device_bytes", i.peak_device_bytes)
+            .add("peak_host_bytes", i.peak_host_bytes)
+            .add("peak_pinned_bytes", i.peak_pinned_bytes)
+            .add("workspace_bytes", i.workspace_bytes)
+            .add("bytes_in", i.bytes_in)
+            .add("bytes_out", i.bytes_out)
+            .add("flops", i.flops)
+            .add("seconds", i.seconds)
+            .add("place_q", memory_name(i.place_q))
+            .add("place_kv", memory_name(i.place_kv))
+            .add("place_acc", memory_name(i.place_acc))
+            .add("place_out", memory_name(i.place_out))
+            .text();
   return CQSA_OK;
 }
 

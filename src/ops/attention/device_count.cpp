@@ -79,43 +79,50 @@ double plane_bytes(const attention_problem& problem, const device_geometry& g, F
 
 // ---- stream -----------------------------------------------------------------------------------------------------------------
 
+// Above this many query tiles not every one is looked at, and the counts become upper bounds.
+constexpr int64_t most_tiles_walked = 4096;
+
 // What one group does; the same for all groups. Window w lives in buffer w % buffers, and one that is still there from the
 // tile before is not loaded again.
 struct stream_walk {
-  int64_t calls = 0, loads = 0, visits = 0;  // windows loaded and windows visited
-  double loaded = 0;                         // keys
+  double calls = 0, loads = 0, visits = 0;          // leaf calls, windows loaded and windows visited
+  double loaded = 0;                                // keys
   double visited = 0, visited_rows = 0, cells = 0;  // keys, query rows, and their products over all visits
 
   stream_walk(const device_geometry& g, const key_band& band, int64_t seqlen_q, int64_t seqlen_k) {
     const key_range all = band.of_rows(0, seqlen_q, seqlen_k);
     const auto length = [&](int64_t w) { return std::min((w + 1) * g.keys, all.end) - std::max(w * g.keys, all.begin); };
+    const int64_t tiles = divided_up(seqlen_q, g.rows), together = divided_up(tiles, most_tiles_walked);
     int64_t held[3] = {-1, -1, -1};
-    for (int64_t q = 0; q < seqlen_q; q += g.rows) {
+    for (int64_t tile = 0; tile < tiles; tile += together) {
+      // Of tiles taken together the last one stands for all: under the causal rule it sees the most.
+      const int64_t count = std::min(together, tiles - tile), q = (tile + count - 1) * g.rows;
       const int64_t rows = std::min(g.rows, seqlen_q - q);
       const key_range seen = band.of_rows(q, rows, seqlen_k);
       const int64_t first = seen.begin / g.keys, last = seen.length() ? divided_up(seen.end, g.keys) : first;
-      calls += std::max<int64_t>(1, last - first);
+      calls += static_cast<double>(count) * static_cast<double>(std::max<int64_t>(1, last - first));
       if (last == first) continue;
       const double keys = static_cast<double>(std::min(last * g.keys, all.end) - std::max(first * g.keys, all.begin));
-      visit(rows, last - first, keys);
+      visit(static_cast<double>(count), static_cast<double>(count == 1 ? rows : g.rows), static_cast<double>(last - first), keys);
+      if (together > 1) continue;
       for (int64_t w = first; w < std::min(last, first + g.buffers); ++w)
         if (held[w % g.buffers] == w) --loads, loaded -= static_cast<double>(length(w));
       for (int64_t w = std::max(first, last - g.buffers); w < last; ++w) held[w % g.buffers] = w;
     }
   }
 
-  void visit(int64_t rows, int64_t windows, double keys) {
-    visits += windows;
-    visited += keys;
-    visited_rows += static_cast<double>(rows) * static_cast<double>(windows);
-    cells += static_cast<double>(rows) * keys;
-    loads += windows;
-    loaded += keys;
+  void visit(double count, double rows, double windows, double keys) {
+    visits += count * windows;
+    visited += count * keys;
+    visited_rows += count * rows * windows;
+    cells += count * rows * keys;
+    loads += count * windows;
+    loaded += count * keys;
   }
 
   double plane_cells(uint32_t bits) const {
     const bool key = bits & CQSA_BROADCAST_KEY;
-    if (bits & CQSA_BROADCAST_QUERY) return key ? static_cast<double>(loads) : loaded;
+    if (bits & CQSA_BROADCAST_QUERY) return key ? loads : loaded;
     return key ? visited_rows : cells;
   }
 };
@@ -124,8 +131,9 @@ void count_stream(const attention_problem& problem, const device_geometry& g, fo
   const auto& p = problem.p;
   const key_band band = g.by_item ? key_band{-key_band::far, key_band::far} : key_band::of(p, p.seqlen_q, p.seqlen_k);
   const stream_walk walk(g, band, p.seqlen_q, p.seqlen_k);
-  const int64_t groups = divided_up(p.batch, g.items) * divided_up(p.num_kv_heads, g.heads);
-  cost.tasks = groups * walk.calls * (problem.paged() && !g.kv_in ? g.rects : 1) + (problem.varlen() && !g.out_back);
+  const double groups = static_cast<double>(divided_up(p.batch, g.items)) * static_cast<double>(divided_up(p.num_kv_heads, g.heads));
+  const double calls = groups * walk.calls * static_cast<double>(problem.paged() && !g.kv_in ? g.rects : 1);
+  cost.tasks = static_cast<int64_t>(std::min(calls, 1e18)) + (problem.varlen() && !g.out_back);
   if (g.q_in) cost.bytes_in += query_rows(problem) * static_cast<double>(problem.q_row_bytes());
   const double heads = static_cast<double>(p.batch) * static_cast<double>(p.num_kv_heads);
   if (g.kv_in) cost.bytes_in += heads * walk.loaded * static_cast<double>(key_bytes(problem));

@@ -50,14 +50,6 @@ cqsa_status device_run::open(const budget& limit) {
   return g.whole ? CQSA_OK : upload_small();
 }
 
-namespace {
-
-int64_t index_at(const void* array, cqsa_dtype dtype, int64_t i) {
-  return dtype == CQSA_DTYPE_I64 ? static_cast<const int64_t*>(array)[i] : static_cast<const int32_t*>(array)[i];
-}
-
-}  // namespace
-
 cqsa_status device_run::copy_indices() {
   const struct { const void* from; void* to; const void** result; int64_t count; cqsa_dtype dtype; } arrays[] = {
       {whole.cu_seqlens_q, session.host.cu_seqlens_q, &cu_seqlens_q_, whole.batch + 1, whole.index_dtype},

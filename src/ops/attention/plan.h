@@ -34,6 +34,7 @@ struct hardware_model {
   double device_copy = 0;       // bytes/s read plus written in device memory; 0: 20 x copy_in
   double launch_seconds = 0;    // cost of one leaf call
   rates measured = rates::known;
+  const hardware_model* previous = nullptr;  // an older model of the same context, which readers may still hold
 
   double flops(int64_t head_dim) const;
   double memory_rate() const { return device_copy > 0 ? device_copy : 20 * copy_in; }

@@ -17,7 +17,7 @@ constexpr int64_t most_cqs_tasks = 1000;  // deeper decompositions are made only
 constexpr int most_tiles = 16;
 constexpr cqsa_leaf_tile generic_tile{128, 128, 1.0};  // of a machine that is not here
 
-int64_t rounded_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+int64_t rounded_up(int64_t value, int64_t step) { return value / step * step + (value % step ? step : 0); }
 
 // Chunk borders on leaf tiles where the chunks are long enough, so that tiles are rarely cut.
 int64_t chunk_alignment(int64_t seqlen, int64_t tasks) {
@@ -49,8 +49,9 @@ struct least_budgets {
 
   static uint64_t total(const footprint& cost) { return cost.device + cost.host + cost.pinned; }
 
-  cqsa_status report(const budget& limit) const {
-    const char* const names[kinds] = {"max_device_bytes", "max_host_bytes", "max_pinned_bytes"};
+  cqsa_status report(const budget& limit, bool device_stated) const {
+    const char* const names[kinds] = {device_stated ? "max_device_bytes" : "the device memory left to this call", "max_host_bytes",
+                                      "max_pinned_bytes"};
     const uint64_t limits[kinds] = {limit.device, limit.host, limit.pinned};
     for (int k = 0; k < kinds; ++k)
       if (alone[k] != UINT64_MAX)
@@ -118,7 +119,7 @@ class chooser {
       return fail(CQSA_ERROR_UNSUPPORTED, "no schedule of the wanted kind exists for this problem%s",
                   problem_.p.schedule == CQSA_SCHEDULE_DIRECT ? " (direct needs operands on the device, or a batched problem)"
                                                               : "");
-    return refusals_.report(limit_);
+    return refusals_.report(limit_, machine_.host || problem_.p.max_device_bytes);
   }
 
   // ---- host backend: operands are used in place, so only the tiles of the threads cost memory -----------------------------
@@ -293,8 +294,10 @@ class chooser {
   // Window lengths from small to large, multiples of the leaf tile; after 0 the first, 0 after the last.
   int64_t next_window(int64_t window, const cqsa_leaf_tile& tile) const {
     const int64_t all = std::max<int64_t>(1, problem_.p.seqlen_k);
-    if (problem_.p.tile_k && problem_.batch_invariant()) return rounded_up(problem_.p.tile_k, tile.tile_k);
-    if (problem_.p.tile_k) return problem_.p.tile_k;
+    if (problem_.p.tile_k) {
+      const int64_t wanted = std::min(all, problem_.p.tile_k);
+      return problem_.batch_invariant() ? std::min(all, rounded_up(wanted, tile.tile_k)) : wanted;
+    }
     if (window == 0) return std::min(all, tile.tile_k);
     return window >= all ? 0 : std::min(all, window * 4);
   }

@@ -3,6 +3,7 @@
 #include "ops/attention/problem.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cinttypes>
 #include <cmath>
 #include <cstddef>
@@ -160,6 +161,9 @@ cqsa_status check_logits(const params& p) {
   CQSA_TRY(check_window_side(p, "window_right", p.window_right));
   if (!std::isfinite(p.softmax_scale))
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "params->softmax_scale is %g, wanted a finite number", p.softmax_scale);
+  if (p.dtype_q != CQSA_DTYPE_F64 && std::fabs(p.softmax_scale) > FLT_MAX)
+    return fail(CQSA_ERROR_INVALID_ARGUMENT, "params->softmax_scale is %g, wanted at most %g in magnitude, since logits are f32",
+                p.softmax_scale, static_cast<double>(FLT_MAX));
   if (!std::isfinite(p.softcap) || p.softcap < 0)
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "params->softcap is %g, wanted a finite number >= 0", p.softcap);
   if (!(p.dropout == 0))
@@ -242,7 +246,14 @@ int64_t complete_window_side(const params& p, int64_t value) {
   return (p.flags & CQSA_ATTENTION_WINDOW) && value < p.seqlen_q + p.seqlen_k ? value : -1;
 }
 
+// In f32 a cap above FLT_MAX caps nothing, and its reciprocal must be a number: below this one all logits are 0 to f32 anyway.
+double complete_softcap(const params& p) {
+  if (p.dtype_q == CQSA_DTYPE_F64 || p.softcap == 0) return p.softcap;
+  return p.softcap > FLT_MAX ? 0 : std::max(p.softcap, 4.0 * FLT_MIN);
+}
+
 void complete(params& p) {
+  p.softcap = complete_softcap(p);
   if (p.dtype_out == CQSA_DTYPE_NONE) p.dtype_out = p.dtype_q;
   if (p.softmax_scale == 0) p.softmax_scale = 1 / std::sqrt(static_cast<double>(p.head_dim));
   p.window_left = complete_window_side(p, p.window_left);

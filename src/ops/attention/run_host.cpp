@@ -198,8 +198,7 @@ void clear_row(const cqsa_view& out, const cqsa_view& lse, int64_t head, int64_t
 
 void clear_rows_past_segments(const attention_problem& problem, const cqsa_attention_leaf& whole) {
   if (whole.cu_seqlens_q == nullptr) return;
-  const int64_t last = whole.index_dtype == CQSA_DTYPE_I64 ? static_cast<const int64_t*>(whole.cu_seqlens_q)[whole.batch]
-                                                           : static_cast<const int32_t*>(whole.cu_seqlens_q)[whole.batch];
+  const int64_t last = index_at(whole.cu_seqlens_q, whole.index_dtype, whole.batch);
   for (int64_t row = last; row < problem.p.total_q; ++row)
     for (int64_t head = 0; head < whole.num_heads; ++head) clear_row(whole.out, whole.lse, head, row, whole.head_dim_v);
 }
