@@ -21,6 +21,7 @@ from ._errors import (
     CqsaValueError,
 )
 from ._plan import Plan, attention_plan
+from ._sources import Tensor
 from ._version import __version__
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "CqsaRuntimeError",
     "CqsaValueError",
     "Plan",
+    "Tensor",
     "__version__",
     "attention",
     "attention_merge",

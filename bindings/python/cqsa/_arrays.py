@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of the caller as cqsa_tensor records, without a copy; names of types and amounts of memory."""
+"""Names of types, small operands and amounts of memory."""
 
 from __future__ import annotations
 
-import ctypes
 import operator
 import re
-import struct
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
 from . import _ffi
-from ._errors import ERROR_DTYPE, ERROR_INDEX, ERROR_INVALID_ARGUMENT, ERROR_SHAPE, ERROR_STRIDES, error_for
+from ._errors import ERROR_DTYPE, ERROR_INDEX, ERROR_INVALID_ARGUMENT, error_for
+from ._sources import dtype_name, view_of
+from ._views import BITS_16, BITS_8, View, of_numpy, type_name
 
-DtypeName = Union[str, type, np.dtype, None, Sequence[Union[str, type, np.dtype]]]
+# A name, or a dtype of numpy, ml_dtypes or torch; or several of them.
+DtypeName = Any
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Element types
@@ -31,13 +32,9 @@ _BY_NAME: Dict[str, int] = {
 }
 _BITS_16 = ("float16", "bfloat16")
 _BITS_8 = ("float8_e4m3fn", "float8_e5m2", "int8")
-_UINT16, _UINT8 = np.dtype(np.uint16), np.dtype(np.uint8)
 
-# dtype object -> code. bfloat16 and float8 of ml_dtypes are added when first seen, so ml_dtypes is never imported here.
-_codes: Dict[np.dtype, int] = {
-    np.dtype(name): _BY_NAME[name] for name in ("float64", "float32", "float16", "int8")
-}
-INTEGERS: Dict[np.dtype, int] = {np.dtype(np.int32): _ffi.DTYPE_I32, np.dtype(np.int64): _ffi.DTYPE_I64}
+_FLOATS = frozenset(_BY_NAME.values())
+INTEGERS = (_ffi.DTYPE_I32, _ffi.DTYPE_I64)
 
 
 class Names(NamedTuple):
@@ -48,6 +45,11 @@ class Names(NamedTuple):
 
 
 NO_NAMES = Names()
+
+
+def code_of(name: str) -> int:
+    """CQSA_DTYPE_* of a name of an operand's type."""
+    return _BY_NAME[name]
 
 
 def dtype_names(dtype: DtypeName) -> Names:
@@ -68,166 +70,73 @@ def dtype_names(dtype: DtypeName) -> Names:
 def named_types(dtype: DtypeName) -> List[str]:
     """The names in `dtype`, unchecked."""
     given: Sequence[Any] = dtype if isinstance(dtype, (list, tuple)) else [] if dtype is None else [dtype]
-    return [name if isinstance(name, str) else str(np.dtype(name).name) for name in given]
+    return [dtype_name(name) for name in given]
 
 
-def float_code(array: np.ndarray, name: str, names: Names) -> int:
+def float_code(view: View, name: str, names: Names) -> int:
     """CQSA_DTYPE_* of an operand that holds numbers; uint16 and uint8 are what `dtype=` says."""
-    code = _codes.get(array.dtype)
-    return code if code is not None else _rare_code(array.dtype, name, names)
+    code = view.code
+    return code if code in _FLOATS else _named_code(code, name, names)
 
 
-def _rare_code(dtype: np.dtype, name: str, names: Names) -> int:
-    if dtype in (_UINT16, _UINT8):
-        meaning = names.uint16 if dtype == _UINT16 else names.uint8
+def _named_code(code: int, name: str, names: Names) -> int:
+    if code in (BITS_16, BITS_8):
+        meaning = names.uint16 if code == BITS_16 else names.uint8
         if meaning is None:
-            example = "bfloat16" if dtype == _UINT16 else "float8_e4m3fn"
-            raise error_for(ERROR_DTYPE, f"{name} is {dtype.name}: say what its bits are, as in dtype={example!r}")
+            example = "bfloat16" if code == BITS_16 else "float8_e4m3fn"
+            raise error_for(ERROR_DTYPE, f"{name} is {type_name(code)}: say what its bits are, as in dtype={example!r}")
         return _BY_NAME[meaning]
-    code = _BY_NAME.get(dtype.name)
-    if code is None or not dtype.isnative:
-        raise error_for(ERROR_DTYPE, f"{name} is {dtype.str if dtype.kind in 'iufc' else dtype.name}, wanted "
-                        "float32, float16, bfloat16 or float64; k and v also int8, float8_e4m3fn or float8_e5m2")
-    _codes[dtype] = code
-    return code
+    raise error_for(ERROR_DTYPE, f"{name} is {type_name(code)}, wanted float32, float16, bfloat16 or float64; k and v also "
+                    "int8, float8_e4m3fn or float8_e5m2")
 
 
-def mask_code(mask: np.ndarray) -> int:
-    if mask.dtype == np.bool_:
-        return _ffi.DTYPE_BOOL
-    if mask.dtype == np.uint8:
-        return _ffi.DTYPE_U8
-    raise error_for(ERROR_DTYPE, f"mask is {mask.dtype.name}, wanted bool or uint8; an additive mask goes into bias")
+def mask_code(mask: View) -> int:
+    if mask.code in (_ffi.DTYPE_BOOL, _ffi.DTYPE_U8):
+        return mask.code
+    raise error_for(ERROR_DTYPE, f"mask is {type_name(mask.code)}, wanted bool or uint8; an additive mask goes into bias")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# cqsa_tensor records
-# ---------------------------------------------------------------------------------------------------------------------
-
-_TENSOR_BYTES = ctypes.sizeof(_ffi.Tensor)
-
-
-def _layout(ndim: int) -> Tuple[struct.Struct, Any, int]:
-    """cqsa_tensor with its shape and strides behind it: packer, buffer type, offset of the strides."""
-    packer = struct.Struct(f"@PiiiiPPQ{2 * ndim}q")
-    return packer, ctypes.c_char * packer.size, _TENSOR_BYTES + 8 * ndim
-
-
-_layouts = [_layout(ndim) for ndim in range(6)]
-
-
-def tensor(array: np.ndarray, code: int, name: str, keep: List[Any]) -> int:
-    """Address of a cqsa_tensor that views `array`. `keep` holds the record and must outlive the use."""
-    shape = array.shape
-    ndim = len(shape)
-    packer, buffer, strides_at = _layouts[ndim] if ndim < len(_layouts) else _layout(ndim)
-    itemsize = array.itemsize
-    strides = array.strides
-    if itemsize > 1:
-        strides = tuple([stride // itemsize for stride in strides])
-        if tuple([stride * itemsize for stride in strides]) != array.strides:
-            strides = _whole_strides(array, name)
-    record = buffer()
-    address = ctypes.addressof(record)
-    packer.pack_into(record, 0, array.ctypes.data, _ffi.DEVICE_CPU, 0, ndim, code, address + _TENSOR_BYTES,
-                     address + strides_at, 0, *shape, *strides)
-    keep.append(record)
-    keep.append(array)
-    return address
-
-
-def _whole_strides(array: np.ndarray, name: str) -> Tuple[int, ...]:
-    strides = []
-    for size, stride in zip(array.shape, array.strides):
-        whole, rest = divmod(stride, array.itemsize)
-        if rest and size > 1:
-            raise error_for(ERROR_STRIDES, f"{name} has the byte strides {list(array.strides)}, wanted multiples of its "
-                            f"{array.itemsize}-byte elements (a field of a record array must be copied first)")
-        strides.append(0 if rest else whole)
-    return tuple(strides)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Operands
+# Small operands, the only ones that may be converted
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def output(array: Any, name: str) -> np.ndarray:
-    """A writable view of the caller's output, or an error: never a copy."""
-    view = np.asarray(array)
-    if not isinstance(array, np.ndarray) and not hasattr(array, "__array_interface__"):
-        try:
-            memoryview(array)
-        except TypeError:
-            raise error_for(ERROR_INVALID_ARGUMENT,
-                            f"{name} is {type(array).__name__}, wanted an array that can be written in place") from None
-    if not view.flags.writeable:
-        raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is read-only, wanted a writable array")
-    return view
-
-
-def bhsd(array: np.ndarray, bshd: bool) -> np.ndarray:
-    """The [batch, heads, seq, ..] view of a 4-axis operand given as [batch, seq, heads, ..]."""
-    return array.swapaxes(1, 2) if bshd and array.ndim >= 3 else array
-
-
-def four_axes(array: np.ndarray) -> np.ndarray:
-    """Leading axes of size 1 until there are four, as numpy broadcasts."""
-    return array[(None,) * (4 - array.ndim)] if array.ndim < 4 else array
-
-
-def small_floats(values: Any, name: str) -> np.ndarray:
+def small_floats(values: Any, name: str) -> View:
     """A small operand as f32: lists and numbers are taken, other real types are converted."""
-    array = np.asarray(values)
-    if array.dtype == np.float32:
-        return array
+    view = view_of(values, name)
+    if view.code == _ffi.DTYPE_F32:
+        return view
+    array = view.array(name)
     if array.dtype.kind in "fiu":
-        return array.astype(np.float32)
+        return of_numpy(array.astype(np.float32), name)
     raise error_for(ERROR_DTYPE, f"{name} is {array.dtype.name}, wanted float32")
 
 
-def small_integers(values: Any, name: str) -> np.ndarray:
+def small_integers(values: Any, name: str) -> View:
     """A small operand as contiguous i32 or i64: lists are taken, other integer types are converted."""
-    array = np.asarray(values)
-    if array.dtype in INTEGERS:
-        return np.ascontiguousarray(array) if array.ndim else array
+    view = view_of(values, name)
+    if view.code in INTEGERS and view.strides is None:
+        return view
+    array = view.array(name)
     if array.dtype.kind in "iu" or array.size == 0:
-        return array.astype(np.int64)
+        return of_numpy(array.astype(array.dtype if view.code in INTEGERS else np.int64, "C"), name)
     raise error_for(ERROR_DTYPE, f"{name} is {array.dtype.name}, wanted int32 or int64")
 
 
-def page_ids(values: Any) -> np.ndarray:
+def as_int64(view: View, name: str) -> View:
+    return of_numpy(view.array(name).astype(np.int64), name)
+
+
+def page_ids(values: Any) -> View:
     """page_table as i32; wider integers are converted when every id fits."""
-    array = small_integers(values, "page_table")
-    if array.dtype == np.int32:
-        return array
+    view = small_integers(values, "page_table")
+    if view.code == _ffi.DTYPE_I32:
+        return view
+    array = view.array("page_table")
     if array.size and (array.min() < -1 or array.max() >= 1 << 31):
         raise error_for(ERROR_INDEX, f"page_table has the id {array.min() if array.min() < -1 else array.max()}, "
                         "wanted -1 or the number of a page")
-    return array.astype(np.int32)
-
-
-class _StandIn:
-    """Something numpy sees as an array of a shape, on an address that must not be read."""
-
-    def __init__(self, interface: Dict[str, Any]) -> None:
-        self.__array_interface__ = interface
-
-
-def storage(dtype_name: str) -> np.dtype:
-    """The numpy type that holds the bits of a type that numpy may not know."""
-    return np.dtype({"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}.get(dtype_name, dtype_name))
-
-
-def stand_in(shape: Tuple[int, ...], name: str, dtype: np.dtype, slot: int) -> np.ndarray:
-    """An array of which only shape and type exist, for planning. Slots are 8 TiB apart and start at 1."""
-    if any(size < 0 for size in shape):
-        raise error_for(ERROR_SHAPE, f"{name} has the shape {list(shape)}, wanted sizes of at least 0")
-    interface = {"shape": shape, "typestr": f"|V{dtype.itemsize}", "data": (slot << 43, False), "version": 3}
-    try:
-        return np.asarray(_StandIn(interface)).view(dtype)
-    except ValueError as error:
-        raise error_for(ERROR_SHAPE, f"{name} has the shape {list(shape)}: {error}") from None
+    return of_numpy(array.astype(np.int32), "page_table")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -263,3 +172,11 @@ def integer(value: Any, name: str) -> int:
         return operator.index(value)
     except TypeError:
         raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is {value!r}, wanted an integer") from None
+
+
+def number(value: Any, name: str) -> float:
+    """`value` as a float."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is {value!r}, wanted a number") from None

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, Union
+from math import prod
+from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple, Union
 
-import numpy as np
-
-from . import _arrays, _call, _ffi
+from . import _arrays, _call, _ffi, _torch
 from ._context import Context, context_for
 from ._errors import ERROR_INVALID_ARGUMENT, error_for
 from ._plan import plan_handle, plan_line, plan_numbers, run_numbers
+from ._sources import new_like, output_of, view_of
+from ._views import Records, View
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -120,7 +121,7 @@ def attention(
         seqused_k=seqused_k, page_table=page_table, k_scale=k_scale, v_scale=v_scale, kv_group=kv_group, layout=layout,
         memory_limit=memory_limit, host_memory_limit=host_memory_limit, pinned_memory_limit=pinned_memory_limit,
         schedule=schedule, cqs=cqs, deterministic=deterministic, batch_invariant=batch_invariant, dtype=dtype, out=out,
-        return_lse=return_lse)
+        return_lse=return_lse, stream=stream)
     results = [call.out]
     if return_lse:
         results.append(call.lse)
@@ -128,6 +129,8 @@ def attention(
         results.append(_run_planned(context, call, progress, stream))
     else:
         _run(context, call, progress, stream)
+    if out is not None:
+        call.tell_written()
     return tuple(results) if len(results) > 1 else call.out
 
 
@@ -160,7 +163,7 @@ def _run_planned(context: Context, call: Call, progress: Optional[Progress], str
 class Call:
     """The keywords of attention() as params and args, with everything they point to."""
 
-    __slots__ = ("params", "args", "out", "lse", "keep", "_q", "_k", "_keys_axis")
+    __slots__ = ("params", "args", "out", "lse", "_records", "_q", "_k", "_keys_axis", "_stream")
 
     def __init__(
         self, is_host: bool, q: Any, k: Any, v: Any, *, causal: str = "none", softmax_scale: Optional[float] = None,
@@ -171,10 +174,12 @@ class Call:
         host_memory_limit: Union[int, str, None] = None, pinned_memory_limit: Union[int, str, None] = None,
         schedule: str = "auto", cqs: Optional[Tuple[int, int]] = None, deterministic: bool = False,
         batch_invariant: bool = False, dtype: DtypeName = None, out: Any = None, return_lse: bool = False,
+        stream: Optional[int] = None,
     ) -> None:
         self.params = params = _ffi.AttentionParams(_PARAMS_BYTES)
         self.args = _ffi.AttentionArgs(_ARGS_BYTES)
-        self.keep: List[Any] = []
+        self._records = Records()
+        self._stream = stream
         if layout not in ("bhsd", "bshd"):
             raise error_for(ERROR_INVALID_ARGUMENT, f"layout is {layout!r}, wanted 'bhsd' or 'bshd'")
         names = _arrays.NO_NAMES if dtype is None else _arrays.dtype_names(dtype)
@@ -182,10 +187,14 @@ class Call:
         bshd = layout == "bshd" and not varlen
         kv_bshd = layout == "bshd" and not varlen and not paged
 
-        q, k, v = np.asarray(q), np.asarray(k), np.asarray(v)
-        self._q, self._k = q, k
+        self._q = q = view_of(q, "q", stream)
+        self._k = k = view_of(k, "k", stream)
+        v = view_of(v, "v", stream)
         self._keys_axis = 0 if varlen or paged else 1 if bshd else 2
-        self._set_qkv(q, k, v, names, bshd, kv_bshd)
+        args, add, float_code = self.args, self._records.add, _arrays.float_code
+        args.q = add(q.swapped() if bshd else q, float_code(q, "q", names))
+        args.k = add(k.swapped() if kv_bshd else k, float_code(k, "k", names))
+        args.v = add(v.swapped() if kv_bshd else v, float_code(v, "v", names))
         self._set_outputs(q, v, names, out, return_lse, varlen, bshd)
         if k_scale is not None or v_scale is not None or kv_group is not None:
             self._set_scales(k, k_scale, v_scale, kv_group, names, kv_bshd)
@@ -199,7 +208,7 @@ class Call:
         if softmax_scale is not None:
             params.softmax_scale = _scale(softmax_scale)
         if softcap:
-            params.softcap = _number(softcap, "softcap")
+            params.softcap = _arrays.number(softcap, "softcap")
         if window is not None:
             self._set_window(window)
         if schedule != "auto" or cqs is not None:
@@ -215,9 +224,15 @@ class Call:
         """About how much arithmetic this is; an upper bound unless keys are shared between sequences."""
         shape = self._k.shape
         keys = shape[self._keys_axis] if len(shape) > self._keys_axis else 0
-        return 4 * int(self._q.size) * int(keys)
+        return 4 * prod(self._q.shape) * keys
 
-    def _set_outputs(self, q: np.ndarray, v: np.ndarray, names: _arrays.Names, out: Any, return_lse: bool, varlen: bool,
+    def tell_written(self) -> None:
+        """Torch's outputs have a version that counts writes."""
+        for written in (self.out, self.lse):
+            if _torch.is_tensor(written):
+                _torch.was_written(written)
+
+    def _set_outputs(self, q: View, v: View, names: _arrays.Names, out: Any, return_lse: bool, varlen: bool,
                      bshd: bool) -> None:
         lse = None
         if return_lse and isinstance(out, tuple):
@@ -225,70 +240,60 @@ class Call:
                 raise error_for(ERROR_INVALID_ARGUMENT, f"out has {len(out)} arrays, wanted out or (out, lse)")
             out, lse = out
         if out is None:
-            out = view = np.empty(q.shape[:-1] + v.shape[-1:], q.dtype)
+            out = new_like(q, q.shape[:-1] + v.shape[-1:])
+            view, code = view_of(out, "out"), _arrays.float_code(q, "q", names)
         else:
-            view = _arrays.output(out, "out")
+            view = output_of(out, "out", self._stream)
+            code = _arrays.float_code(view, "out", names)
         self.out = out
-        code = _arrays.float_code(view, "out", names)
-        self.args.out = _arrays.tensor(_arrays.bhsd(view, bshd), code, "out", self.keep)
+        self.args.out = self._records.add(view.swapped() if bshd else view, code)
         self.lse = None
         if not return_lse:
             return
         if lse is None:
-            rows = _arrays.bhsd(q, bshd).shape[:-1]
-            lse = view = np.empty(rows[::-1] if varlen else rows, np.float64 if q.dtype == np.float64 else np.float32)
-        else:
-            view = _arrays.output(lse, "lse")
+            rows = (q.swapped() if bshd else q).shape[:-1]
+            lse = new_like(q, rows[::-1] if varlen else rows, _ffi.DTYPE_F64 if q.code == _ffi.DTYPE_F64 else _ffi.DTYPE_F32)
+        view = output_of(lse, "lse", self._stream)
         self.lse = lse
-        self.args.lse = _arrays.tensor(view, _arrays.float_code(view, "lse", names), "lse", self.keep)
+        self.args.lse = self._records.add(view, _arrays.float_code(view, "lse", names))
 
-    def _set_qkv(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, names: _arrays.Names, bshd: bool,
-                 kv_bshd: bool) -> None:
-        args, keep = self.args, self.keep
-        args.q = _arrays.tensor(_arrays.bhsd(q, bshd), _arrays.float_code(q, "q", names), "q", keep)
-        args.k = _arrays.tensor(_arrays.bhsd(k, kv_bshd), _arrays.float_code(k, "k", names), "k", keep)
-        args.v = _arrays.tensor(_arrays.bhsd(v, kv_bshd), _arrays.float_code(v, "v", names), "v", keep)
-
-    def _set_scales(self, k: np.ndarray, k_scale: Any, v_scale: Any, kv_group: Optional[int], names: _arrays.Names,
+    def _set_scales(self, k: View, k_scale: Any, v_scale: Any, kv_group: Optional[int], names: _arrays.Names,
                     kv_bshd: bool) -> None:
         grouped = _arrays.float_code(k, "k", names) == _ffi.DTYPE_I8
         for name, values in (("k_scale", k_scale), ("v_scale", v_scale)):
             if values is None:
                 continue
-            array = np.asarray(values) if grouped else _arrays.small_floats(values, name)
-            code = _arrays.float_code(array, name, names)
-            setattr(self.args, name, _arrays.tensor(_arrays.bhsd(array, kv_bshd), code, name, self.keep))
+            view = view_of(values, name, self._stream) if grouped else _arrays.small_floats(values, name)
+            code = _arrays.float_code(view, name, names)
+            setattr(self.args, name, self._records.add(view.swapped() if kv_bshd else view, code))
         if kv_group is not None:
             if not grouped:
                 raise error_for(ERROR_INVALID_ARGUMENT, f"kv_group is {kv_group!r}, wanted None unless k and v are int8")
             self.params.kv_group = _arrays.integer(kv_group, "kv_group")
 
     def _set_logit_terms(self, mask: Any, bias: Any, alibi_slopes: Any, sinks: Any, names: _arrays.Names) -> None:
-        args, keep = self.args, self.keep
+        args, add = self.args, self._records.add
         if mask is not None:
-            mask = np.asarray(mask)
-            args.mask = _arrays.tensor(_arrays.four_axes(mask), _arrays.mask_code(mask), "mask", keep)
+            view = view_of(mask, "mask", self._stream)
+            args.mask = add(view.four_axes(), _arrays.mask_code(view))
         if bias is not None:
-            bias = np.asarray(bias)
-            code = _arrays.float_code(bias, "bias", names)
-            args.bias = _arrays.tensor(_arrays.four_axes(bias), code, "bias", keep)
+            view = view_of(bias, "bias", self._stream)
+            args.bias = add(view.four_axes(), _arrays.float_code(view, "bias", names))
         if alibi_slopes is not None:
-            slopes = _arrays.small_floats(alibi_slopes, "alibi_slopes")
-            args.alibi_slopes = _arrays.tensor(slopes, _ffi.DTYPE_F32, "alibi_slopes", keep)
+            args.alibi_slopes = add(_arrays.small_floats(alibi_slopes, "alibi_slopes"), _ffi.DTYPE_F32)
         if sinks is not None:
-            args.sinks = _arrays.tensor(_arrays.small_floats(sinks, "sinks"), _ffi.DTYPE_F32, "sinks", keep)
+            args.sinks = add(_arrays.small_floats(sinks, "sinks"), _ffi.DTYPE_F32)
 
     def _set_lengths(self, cu_seqlens_q: Any, cu_seqlens_k: Any, seqused_k: Any, page_table: Any) -> None:
-        starts = [None if values is None else _arrays.small_integers(values, name)
-                  for name, values in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k))]
-        if starts[0] is not None and starts[1] is not None and starts[0].dtype != starts[1].dtype:
-            starts = [array.astype(np.int64) for array in starts if array is not None]  # the library wants one type
-        used = None if seqused_k is None else _arrays.small_integers(seqused_k, "seqused_k")
-        pages = None if page_table is None else _arrays.page_ids(page_table)
-        operands = (("cu_seqlens_q", starts[0]), ("cu_seqlens_k", starts[1]), ("seqused_k", used), ("page_table", pages))
-        for name, array in operands:
-            if array is not None:
-                setattr(self.args, name, _arrays.tensor(array, _arrays.INTEGERS[array.dtype], name, self.keep))
+        given = (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k), ("seqused_k", seqused_k))
+        views = {name: _arrays.small_integers(values, name) for name, values in given if values is not None}
+        starts = [name for name in ("cu_seqlens_q", "cu_seqlens_k") if name in views]
+        if len({views[name].code for name in starts}) > 1:  # the library wants one type
+            views.update((name, _arrays.as_int64(views[name], name)) for name in starts)
+        if page_table is not None:
+            views["page_table"] = _arrays.page_ids(page_table)
+        for name, view in views.items():
+            setattr(self.args, name, self._records.add(view, view.code))
 
     def _set_window(self, window: Tuple[int, int]) -> None:
         try:
@@ -330,15 +335,8 @@ def _choice(value: Any, choices: Any, name: str) -> int:
     return int(choices[value] if isinstance(choices, dict) else choices.index(value))
 
 
-def _number(value: Any, name: str) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is {value!r}, wanted a number") from None
-
-
 def _scale(value: Any) -> float:
-    scale = _number(value, "softmax_scale")
+    scale = _arrays.number(value, "softmax_scale")
     if scale == 0:
         raise error_for(ERROR_INVALID_ARGUMENT, "softmax_scale is 0, wanted another number; None is 1/sqrt(head_dim)")
     return scale
@@ -351,20 +349,19 @@ def _int32(value: Any, name: str) -> int:
     return number
 
 
-def attention_merge(out_a: ArrayLike, lse_a: ArrayLike, out_b: ArrayLike,
-                    lse_b: ArrayLike) -> Tuple[np.ndarray, np.ndarray]:
+def attention_merge(out_a: ArrayLike, lse_a: ArrayLike, out_b: ArrayLike, lse_b: ArrayLike) -> Tuple[Any, Any]:
     """Merges attention over two disjoint sets of keys into attention over both.
 
     out_a, out_b: float32 ``[.., head_dim_v]`` with 1 to 4 axes before the last; lse_a, lse_b: float32 ``[..]``.
-    Returns ``(out, lse)`` as new arrays. A side whose lse is -inf, +inf or NaN is empty: the other one is returned as it is.
+    Returns ``(out, lse)`` as new arrays, torch's if out_a is. A side whose lse is -inf, +inf or NaN is empty: the other one
+    is returned as it is.
     """
-    outs = np.asarray(out_a), np.asarray(out_b)
-    sums = np.asarray(lse_a), np.asarray(lse_b)
-    out, lse = np.empty(outs[0].shape, np.float32), np.empty(sums[0].shape, np.float32)
+    views = [view_of(array, name) for name, array in (("out_a", out_a), ("lse_a", lse_a), ("out_b", out_b), ("lse_b", lse_b))]
+    out, lse = (new_like(views[0], view.shape, _ffi.DTYPE_F32) for view in views[:2])
+    views += [view_of(out, "out"), view_of(lse, "lse")]
     args = _ffi.MergeArgs(ctypes.sizeof(_ffi.MergeArgs))
-    keep: List[Any] = []
-    operands = (("out_a", outs[0]), ("lse_a", sums[0]), ("out_b", outs[1]), ("lse_b", sums[1]), ("out", out), ("lse", lse))
-    for name, array in operands:
-        setattr(args, name, _arrays.tensor(array, _arrays.float_code(array, name, _arrays.NO_NAMES), name, keep))
+    records = Records()
+    for name, view in zip(("out_a", "lse_a", "out_b", "lse_b", "out", "lse"), views):
+        setattr(args, name, records.add(view, _arrays.float_code(view, name, _arrays.NO_NAMES)))
     _ffi.check(_ffi.library().cqsa_attention_merge(context_for("cpu").handle, args, None))
     return out, lse

@@ -41,6 +41,12 @@ DTYPE_E4M3FN = 0x0001080A
 DTYPE_E5M2 = 0x0001080C
 
 DEVICE_CPU = 1
+DEVICE_CUDA = 2
+DEVICE_CUDA_HOST = 3
+DEVICE_ROCM = 10
+DEVICE_ROCM_HOST = 11
+DEVICE_EXT = 12
+HOST_DEVICES = (DEVICE_CPU, DEVICE_CUDA_HOST, DEVICE_ROCM_HOST)  # memory that this process can read
 
 BACKEND_STATES: Tuple[str, ...] = (
     "ready", "not_found", "load_failed", "abi_mismatch", "no_driver", "no_device", "no_device_code")

@@ -9,11 +9,11 @@ import json
 import os
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Union
 
-import numpy as np
-
 from . import _arrays, _ffi
 from ._context import context_for
 from ._errors import ERROR_INVALID_ARGUMENT, error_for
+from ._sources import view_of
+from ._views import stand_in
 
 
 @contextlib.contextmanager
@@ -124,11 +124,11 @@ def attention_plan(q: Any, k: Any, v: Any = None, *, hardware: Hardware = None, 
     operands = {"q": q, "k": k, "v": k if v is None else v}
     operands.update({name: keywords.pop(name) for name in _SHAPED if name in keywords})
     operands, dtype = _with_stand_ins(operands, dtype)
-    machine = None if hardware is None else _hardware_text(hardware)
+    machine = None if hardware is None else hardware_text(hardware)
     context = context_for("cpu" if machine is not None else backend)
     is_host = context.is_host if machine is None else bool(json.loads(machine).get("host", False))
-    q, k, v = (np.asarray(operands.pop(name)) for name in "qkv")
-    keywords.setdefault("out", _output_stand_in(q, v))
+    q, k, v = (view_of(operands.pop(name), name) for name in "qkv")
+    keywords.setdefault("out", stand_in(q.shape[:-1] + v.shape[-1:], "out", q.code, len(_SHAPED) + 4))
     call = Call(is_host, q, k, v, dtype=dtype, **operands, **keywords)
     library = _ffi.library()
     _ffi.check(library.cqsa_attention_params_of(context.handle, call.args, call.params))
@@ -155,20 +155,16 @@ def _with_stand_ins(operands: Dict[str, Any], dtype: _arrays.DtypeName) -> Tuple
     of_q = given[0] if given else "float32"
     of_kv = given[1] if len(given) > 1 else of_q
     of_scale = "float16" if of_kv == "int8" else "float32"
-    types = {"q": of_q, "k": of_kv, "v": of_kv, "k_scale": of_scale, "v_scale": of_scale, "mask": "bool", "bias": of_q,
-             "alibi_slopes": "float32", "sinks": "float32"}
+    types = {"q": of_q, "k": of_kv, "v": of_kv, "k_scale": of_scale, "v_scale": of_scale, "bias": of_q}
     result = {
-        name: _arrays.stand_in(value, name, _arrays.storage(types[name]), slot) if _is_shape(value) else value
+        name: stand_in(value, name, _ffi.DTYPE_BOOL if name == "mask" else _arrays.code_of(types.get(name, "float32")), slot)
+        if _is_shape(value) else value
         for slot, (name, value) in enumerate(operands.items(), start=1)
     }
     return result, given or None
 
 
-def _output_stand_in(q: Any, v: Any) -> Any:
-    return _arrays.stand_in(q.shape[:-1] + v.shape[-1:], "out", q.dtype, len(_SHAPED) + 4)
-
-
-def _hardware_text(hardware: Hardware) -> str:
+def hardware_text(hardware: Hardware) -> str:
     if isinstance(hardware, dict):
         return json.dumps(hardware)
     if isinstance(hardware, str) and hardware.lstrip().startswith("{"):

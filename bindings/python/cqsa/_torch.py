@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of torch as views. torch is never imported here: a tensor can only come from a torch that is there already."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict, Optional, Tuple
+
+from . import _ffi
+from ._errors import ERROR_DEVICE, ERROR_DTYPE, ERROR_INVALID_ARGUMENT, error_for
+from ._views import CODES, CPU, View
+
+_codes: Dict[Any, Tuple[int, int]] = {}  # torch.dtype -> code, bytes
+
+
+def module() -> Optional[Any]:
+    """torch, when the program has imported it."""
+    return sys.modules.get("torch")
+
+
+def is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
+
+
+def view(tensor: Any, name: str) -> View:
+    """The memory of a strided tensor. One that autograd would have to follow is refused."""
+    torch = sys.modules["torch"]
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise error_for(ERROR_INVALID_ARGUMENT, f"{name} requires grad, which attention() does not follow: "
+                        "give detach()ed tensors or call it under torch.no_grad()")
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise error_for(ERROR_INVALID_ARGUMENT,
+                        f"{name} is a tensor of layout {tensor.layout}, wanted a strided one that is not nested")
+    if tensor.is_neg():
+        raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is a negated view, wanted its resolve_neg()")
+    code, itemsize = _code(tensor.dtype, name)
+    strides = None if tensor.is_contiguous() else tensor.stride()
+    try:
+        address: int = tensor.data_ptr()
+    except RuntimeError as error:  # a tensor of vmap, a fake one, ..
+        raise error_for(ERROR_INVALID_ARGUMENT, f"{name} has no memory of its own: {error}") from error
+    device = CPU if tensor.device.type == "cpu" else _device(tensor.device, name, torch)
+    return View(address, tuple(tensor.shape), strides, code, itemsize, True, tensor, device)
+
+
+def _code(dtype: Any, name: str) -> Tuple[int, int]:
+    known = _codes.get(dtype)
+    if known is None:
+        code = CODES.get(str(dtype).replace("torch.", ""))
+        if code is None:
+            raise error_for(ERROR_DTYPE, f"{name} is {dtype}, wanted float32, float16, bfloat16 or float64; k and v also "
+                            "int8, float8_e4m3fn or float8_e5m2")
+        known = _codes[dtype] = (code, dtype.itemsize if hasattr(dtype, "itemsize") else code >> 11 & 31)
+    return known
+
+
+def _device(device: Any, name: str, torch: Any) -> Tuple[int, int]:
+    if device.type != "cuda":
+        raise error_for(ERROR_DEVICE, f"{name} is on the device {device}, wanted cpu or cuda")
+    return (_ffi.DEVICE_ROCM if getattr(torch.version, "hip", None) else _ffi.DEVICE_CUDA, device.index or 0)
+
+
+def empty_like(tensor: Any, shape: Tuple[int, ...], code: Optional[int]) -> Any:
+    """A new tensor on the same device, of the same type or of float32 or float64."""
+    torch = sys.modules["torch"]
+    dtype = tensor.dtype if code is None else torch.float64 if code == _ffi.DTYPE_F64 else torch.float32
+    return torch.empty(shape, dtype=dtype, device=tensor.device)
+
+
+def was_written(tensor: Any) -> None:
+    """Tells autograd, which may have saved the tensor for a backward pass."""
+    increment = getattr(getattr(sys.modules["torch"].autograd, "graph", None), "increment_version", None)
+    if increment is not None and not tensor.is_inference():
+        increment(tensor)
