@@ -20,6 +20,7 @@ from ._errors import (
     CqsaRuntimeError,
     CqsaValueError,
 )
+from ._place import Placement, place
 from ._plan import Plan, attention_plan
 from ._sources import Tensor
 from ._version import __version__
@@ -31,6 +32,7 @@ __all__ = [
     "CqsaNotImplementedError",
     "CqsaRuntimeError",
     "CqsaValueError",
+    "Placement",
     "Plan",
     "Tensor",
     "__version__",
@@ -39,4 +41,5 @@ __all__ = [
     "attention_plan",
     "backends",
     "doctor",
+    "place",
 ]
