@@ -20,6 +20,7 @@ from ._errors import (
     CqsaRuntimeError,
     CqsaValueError,
 )
+from ._patch import patch_torch_sdpa, unpatch_torch_sdpa
 from ._place import Placement, place
 from ._plan import Plan, attention_plan
 from ._sources import Tensor
@@ -41,5 +42,7 @@ __all__ = [
     "attention_plan",
     "backends",
     "doctor",
+    "patch_torch_sdpa",
     "place",
+    "unpatch_torch_sdpa",
 ]
