@@ -8,7 +8,7 @@ from typing import Any, Dict, Optional, Tuple
 
 from . import _ffi
 from ._errors import ERROR_DTYPE, ERROR_INVALID_ARGUMENT, error_for
-from ._views import View
+from ._views import View, capsule_pointer
 
 # Names of capsules. PyCapsule_SetName keeps the pointer, so these must live for ever.
 _PLAIN, _VERSIONED = ctypes.c_char_p(b"dltensor"), ctypes.c_char_p(b"dltensor_versioned")
@@ -19,8 +19,6 @@ _READ_ONLY, _COPIED = 1, 2  # bits of DLManagedTensorVersioned.flags
 
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
-_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 _set_name = ctypes.pythonapi.PyCapsule_SetName
 _set_name.restype, _set_name.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
 _Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # keeps the lock: producers written in Python may need it
@@ -67,7 +65,7 @@ def view(producer: Any, name: str, stream: Optional[int]) -> View:
     if not versioned and not _is_valid(capsule, _PLAIN):
         raise error_for(ERROR_INVALID_ARGUMENT, f"{name}: __dlpack__() gave {capsule!r}, wanted a capsule 'dltensor' or "
                         "'dltensor_versioned' that nobody has taken yet")
-    address: int = _pointer_of(capsule, _VERSIONED if versioned else _PLAIN)
+    address: int = capsule_pointer(capsule, _VERSIONED if versioned else _PLAIN)
     managed = (_ManagedVersioned if versioned else _Managed).from_address(address)
     _set_name(capsule, _USED[versioned])  # from here on the deleter is ours to call
     owner = Borrowed(address, managed.deleter, producer)

@@ -35,12 +35,12 @@ def view(tensor: Any, name: str) -> View:
     if tensor.is_neg():
         raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is a negated view, wanted its resolve_neg()")
     code, itemsize = _code(tensor.dtype, name)
-    strides = None if tensor.is_contiguous() else tensor.stride()
+    strides = None if tensor.is_contiguous() else tuple(tensor.stride())
     try:
         address: int = tensor.data_ptr()
     except RuntimeError as error:  # a tensor of vmap, a fake one, ..
         raise error_for(ERROR_INVALID_ARGUMENT, f"{name} has no memory of its own: {error}") from error
-    device = CPU if tensor.device.type == "cpu" else _device(tensor.device, name, torch)
+    device = CPU if tensor.is_cpu else _device(tensor.device, name, torch)
     return View(address, tuple(tensor.shape), strides, code, itemsize, True, tensor, device)
 
 
