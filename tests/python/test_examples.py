@@ -9,8 +9,10 @@ from test_calls import run_python
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "python"
 
 
-@pytest.mark.parametrize("name, most_lines", [("quickstart.py", 5), ("attention.py", 15)])
+@pytest.mark.parametrize("name, most_lines", [("quickstart.py", 5), ("attention.py", 15), ("mapped.py", 16), ("torch_sdpa.py", 13)])
 def test_example(name, most_lines):
+    if name == "torch_sdpa.py":
+        pytest.importorskip("torch")
     text = (EXAMPLES / name).read_text()
     assert text.count("\n") <= most_lines
     done = run_python(f"__file__ = {str(EXAMPLES / name)!r}\n" + text)

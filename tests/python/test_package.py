@@ -71,6 +71,19 @@ def libm():
     pytest.skip("no library to try")
 
 
+def test_patching_torch_needs_torch():
+    done = run_python("""
+import cqsa
+cqsa.unpatch_torch_sdpa()
+try:
+    cqsa.patch_torch_sdpa()
+except RuntimeError as error:
+    assert isinstance(error, cqsa.CqsaNotImplementedError) and error.status == 20
+    print(error)
+""")
+    assert "torch is not imported" in done.stdout, done.stderr
+
+
 def test_backends():
     found = cqsa.backends()
     assert found[0]["name"] == "cpu" and found[0]["ready"] and found[0]["state"] == "ready" and found[0]["reason"] == ""
@@ -108,5 +121,8 @@ def test_surface():
         "pinned_memory_limit", "backend", "schedule", "cqs", "deterministic", "batch_invariant", "dtype", "out", "return_lse",
         "return_info", "progress", "stream"]
     assert list(inspect.signature(cqsa.attention_merge).parameters) == ["out_a", "lse_a", "out_b", "lse_b"]
+    assert str(inspect.signature(cqsa.place)).startswith("(*tensors: 'Any', reserve: 'float' = 0.15")
+    assert list(inspect.signature(cqsa.patch_torch_sdpa).parameters) == ["min_tokens", "memory_limit"]
+    assert not inspect.signature(cqsa.unpatch_torch_sdpa).parameters
     for name in cqsa.__all__:
         assert getattr(cqsa, name).__doc__

@@ -321,6 +321,15 @@ def test_pointers_are_checked(packed):
     refused("INVALID_ARGUMENT", lambda: cqsa.attention(q, k, v, out=pointer(q, writable=False)), "read-only")
 
 
+@pytest.mark.parametrize("axes", [0, 3, 5, 6, 32, 100, 400])
+def test_any_number_of_axes_is_described(packed, axes):
+    q, k, v = packed
+    odd = cqsa.Tensor.from_pointer(q.ctypes.data, (1,) * axes, "float32", (1,) * axes)
+    for operands in ((odd, k, v), (q, odd, v), (q, k, odd)):
+        refused("SHAPE", lambda: cqsa.attention(*operands, out=np.empty_like(q)), "axes")
+    refused("SHAPE", lambda: cqsa.attention(odd, odd, odd, mask=np.ones((1,) * min(axes, 32), bool), out=np.empty_like(q)))
+
+
 def test_pointers_hold_their_owner(packed):
     q = packed[0].copy()
     lent, ref = pointer(q), weakref.ref(q)

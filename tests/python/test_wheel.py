@@ -76,8 +76,31 @@ def test_installed(wheel, tmp_path):
     assert removed.returncode == 0 and run(python, "import cqsa").returncode != 0
 
 
-def test_types():
-    """mypy --strict has nothing to say about the package."""
+TYPED = """
+import array
+from typing import Any
+import numpy as np
+import cqsa
+
+class Lent:
+    def __dlpack__(self, *, stream: Any = None) -> Any: ...
+
+x = np.ones((1, 1, 2, 3), np.float32)
+cqsa.attention(x, Lent(), cqsa.Tensor.from_pointer(64, (1, 2), "float32"), mask=[True], window=(1, 1), memory_limit="1MiB")
+cqsa.attention(x, memoryview(b""), [[1.0]], causal="top_left", progress=lambda done, total: None)
+cqsa.place(x, reserve=0.1).places.append("host")
+cqsa.attention(x, x, object())
+"""
+
+
+def test_types(tmp_path, monkeypatch):
+    """mypy --strict has nothing to say about the package, and knows what an operand may be."""
     api = pytest.importorskip("mypy.api")
-    out, err, code = api.run(["--strict", "--cache-dir", os.devnull, str(BINDINGS / "cqsa")])
+    options = ["--strict", "--cache-dir", str(tmp_path / "cache")]
+    out, err, code = api.run(options + [str(BINDINGS / "cqsa")])
     assert code == 0, out + err
+    (tmp_path / "typed.py").write_text(TYPED)
+    monkeypatch.setenv("MYPYPATH", str(BINDINGS))
+    out, err, code = api.run(options + [str(tmp_path / "typed.py")])
+    errors = [line for line in out.splitlines() if ": error:" in line]
+    assert len(errors) == 1 and f"typed.py:{TYPED.count(chr(10))}:" in errors[0], out + err

@@ -15,34 +15,33 @@ from ._sources import new_like, output_of, view_of
 from ._views import Records, View
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
     from ._arrays import DtypeName
     from ._call import Progress
+    from ._sources import Operand
 
 _ARGS_BYTES = ctypes.sizeof(_ffi.AttentionArgs)
 _PARAMS_BYTES = ctypes.sizeof(_ffi.AttentionParams)
 
 
 def attention(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: Operand,
+    k: Operand,
+    v: Operand,
     *,
     causal: str = "none",
     softmax_scale: Optional[float] = None,
     window: Optional[Tuple[int, int]] = None,
     softcap: float = 0.0,
-    mask: Optional[ArrayLike] = None,
-    bias: Optional[ArrayLike] = None,
-    alibi_slopes: Optional[ArrayLike] = None,
-    sinks: Optional[ArrayLike] = None,
-    cu_seqlens_q: Optional[ArrayLike] = None,
-    cu_seqlens_k: Optional[ArrayLike] = None,
-    seqused_k: Optional[ArrayLike] = None,
-    page_table: Optional[ArrayLike] = None,
-    k_scale: Optional[ArrayLike] = None,
-    v_scale: Optional[ArrayLike] = None,
+    mask: Optional[Operand] = None,
+    bias: Optional[Operand] = None,
+    alibi_slopes: Optional[Operand] = None,
+    sinks: Optional[Operand] = None,
+    cu_seqlens_q: Optional[Operand] = None,
+    cu_seqlens_k: Optional[Operand] = None,
+    seqused_k: Optional[Operand] = None,
+    page_table: Optional[Operand] = None,
+    k_scale: Optional[Operand] = None,
+    v_scale: Optional[Operand] = None,
     kv_group: Optional[int] = None,
     layout: str = "bhsd",
     memory_limit: Union[int, str, None] = None,
@@ -62,8 +61,10 @@ def attention(
 ) -> Any:
     """Exact softmax attention within a memory budget: ``softmax(softmax_scale * q @ k.T + ..) @ v``.
 
-    Arrays are used where they are, whatever their strides; nothing is copied or converted but the small operands
-    (slopes, sinks, per-tensor and per-head scales, sequence lengths, page ids).
+    Operands and outputs are used where they are, whatever their strides; nothing is copied or converted but the small
+    operands (slopes, sinks, per-tensor and per-head scales, sequence lengths, page ids). They may be numpy arrays, torch
+    tensors that autograd does not follow, DLPack producers, objects with a buffer (mmap, memoryview, ..), with
+    ``__array_interface__`` or ``__cuda_array_interface__``, and cqsa.Tensor for raw addresses (docs/python.md).
 
     Operands
         q: ``[batch, num_heads, seqlen_q, head_dim]`` of float32, float16, bfloat16 or float64.
@@ -103,7 +104,7 @@ def attention(
 
     Results
         out: array to write, or ``(out, lse)`` with return_lse; its type may be float32, float16 or bfloat16. None makes one
-            of q's type.
+            of q's type, a torch tensor if q is one, else a numpy array.
         return_lse: also return ``ln(sum(exp(s)))``, float32 ``[batch, num_heads, seqlen_q]`` (varlen
             ``[num_heads, total_q]``; float64 for float64 q).
         return_info: also return a dict: ``line`` (the plan and what the run did, one line), ``plan`` and ``run`` (numbers).
@@ -349,7 +350,7 @@ def _int32(value: Any, name: str) -> int:
     return number
 
 
-def attention_merge(out_a: ArrayLike, lse_a: ArrayLike, out_b: ArrayLike, lse_b: ArrayLike) -> Tuple[Any, Any]:
+def attention_merge(out_a: Operand, lse_a: Operand, out_b: Operand, lse_b: Operand) -> Tuple[Any, Any]:
     """Merges attention over two disjoint sets of keys into attention over both.
 
     out_a, out_b: float32 ``[.., head_dim_v]`` with 1 to 4 axes before the last; lse_a, lse_b: float32 ``[..]``.

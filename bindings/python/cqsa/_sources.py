@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import Any, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Optional, Protocol, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -16,6 +16,19 @@ from ._views import BITS_16, BITS_8, CODES, View, compact, numpy_type, of_numpy,
 _DEVICES = {"cpu": _ffi.DEVICE_CPU, "cuda": _ffi.DEVICE_CUDA, "cuda_host": _ffi.DEVICE_CUDA_HOST, "rocm": _ffi.DEVICE_ROCM,
             "rocm_host": _ffi.DEVICE_ROCM_HOST}
 _DEVICE = re.compile(r"([a-z_]+)(?::(\d{1,4}))?")
+
+
+class LendsByDLPack(Protocol):
+    """Has `__dlpack__`, with whatever keywords."""
+
+    def __dlpack__(self, *arguments: Any, **keywords: Any) -> Any: ...
+
+
+class LendsDeviceMemory(Protocol):
+    """Has `__cuda_array_interface__`."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
 
 
 class Tensor:
@@ -119,6 +132,12 @@ def _device_numbers(device: Any) -> Tuple[int, int]:
                         "'cuda:1'")
     return _DEVICES[match.group(1)], int(match.group(2) or 0)
 
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    # What an operand may be: arrays, buffers and lists, tensors of torch and others, device memory, addresses.
+    Operand = Union[ArrayLike, LendsByDLPack, LendsDeviceMemory, Tensor]
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Operands
