@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch's CPU tensors as operands and outputs, and the replacement of its scaled_dot_product_attention."""
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -89,6 +91,45 @@ def test_small_operands_and_masks(packed):
     starts = torch.tensor([0, 19, 38], dtype=torch.int32), torch.tensor([0, 23, 46])
     out = cqsa.attention(*flat, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1])
     torch.testing.assert_close(out, cqsa.attention(*packed).transpose(1, 2).reshape(-1, 4, 32))
+
+
+class OnlyDLPack:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **keywords):
+        return self.tensor.__dlpack__(**keywords)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+def test_torchs_own_capsules(packed):
+    wanted = cqsa.attention(*packed)
+    out = torch.zeros_like(wanted)
+    got = cqsa.attention(*(OnlyDLPack(x) for x in packed), out=OnlyDLPack(out))
+    assert isinstance(got, OnlyDLPack) and torch.equal(out, wanted)
+    half = [x.bfloat16() for x in packed]
+    got = cqsa.attention(*(OnlyDLPack(x) for x in half))
+    assert np.array_equal(got.view(np.int16), cqsa.attention(*half).view(torch.int16).numpy())
+    freed = weakref.WeakSet()
+    for _ in range(50):
+        lent = torch.randn(2, 4, 19, 32)
+        freed.add(lent)
+        cqsa.attention(OnlyDLPack(lent), *packed[1:])
+    del lent
+    gc.collect()
+    assert not freed
+    tracked = OnlyDLPack(packed[0].clone().requires_grad_())
+    refused("INVALID_ARGUMENT", lambda: cqsa.attention(tracked, *packed[1:]), "q does not lend its memory")
+
+
+def test_int8_keys(packed):
+    q, k, v = (x.half() for x in packed)
+    k, v = ((x * 20).to(torch.int8) for x in (k, v))
+    scale = torch.full((2, 2, 23, 1), 0.05, dtype=torch.float16)
+    out = cqsa.attention(q, k, v, k_scale=scale, v_scale=scale, kv_group=32)
+    exact.assert_close(out.double().numpy(), wanted_of(q, k * scale.double(), v * scale.double()), "float16")
 
 
 def test_merge(packed):
