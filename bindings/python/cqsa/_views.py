@@ -136,7 +136,8 @@ def of_numpy(array: np.ndarray, name: str) -> View:
     flags = array.flags
     if flags.carray and code in _NUMPY_HAS:  # compact, aligned, writable, and of a type that buffers have
         return View(_addressof(_start_of(array)), array.shape, None, code, array.itemsize, True, array)
-    address = _word_at(capsule_pointer(array.__array_struct__, None) + 40).value or 0
+    interface = array.__array_struct__  # holds the struct while it is read
+    address = _word_at(capsule_pointer(interface, None) + 40).value or 0
     strides = None if flags.c_contiguous else whole_strides(array.shape, array.strides, array.itemsize, name)
     return View(address, array.shape, strides, code, array.itemsize, flags.writeable, array)
 
