@@ -158,25 +158,29 @@ def memory_bytes(limit: Union[int, str, None], name: str) -> int:
         if match is None or unit is None:
             raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is {limit!r}, wanted bytes or text like '512MiB'")
         number = match.group(1)
-        amount = int(number) * unit if number.isdigit() else int(float(number) * unit)
+        amount = int(number) * unit if number.isdigit() else int(min(float(number) * unit, float(1 << 63)))
     else:
         amount = integer(limit, name)
     if not 0 < amount < 1 << 63:
-        raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is {limit!r}, wanted at least 1 byte; None is no limit")
+        raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is {str(limit)[:60]!r}, wanted 1 byte to 2**63 - 1; None is no limit")
     return amount
 
 
 def integer(value: Any, name: str) -> int:
-    """`value` as an int, when it is one (numpy's too)."""
+    """`value` as an int of 64 bits, when it is one (numpy's too). ctypes would wrap a larger one silently."""
     try:
-        return operator.index(value)
+        result = operator.index(value)
     except TypeError:
         raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is {value!r}, wanted an integer") from None
+    if not -(1 << 63) <= result < 1 << 63:
+        raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is about {'-' * (result < 0)}2**{result.bit_length() - 1}, "
+                        "wanted an integer of 64 bits")
+    return result
 
 
 def number(value: Any, name: str) -> float:
     """`value` as a float."""
     try:
         return float(value)
-    except (TypeError, ValueError):
-        raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is {value!r}, wanted a number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is {str(value)[:60]!r}, wanted a number") from None

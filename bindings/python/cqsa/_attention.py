@@ -181,6 +181,8 @@ class Call:
         self.args = _ffi.AttentionArgs(_ARGS_BYTES)
         self._records = Records()
         self._stream = stream
+        if stream is not None and not 0 <= _arrays.integer(stream, "stream"):
+            raise error_for(ERROR_INVALID_ARGUMENT, f"stream is {stream}, wanted a native handle")
         if layout not in ("bhsd", "bshd"):
             raise error_for(ERROR_INVALID_ARGUMENT, f"layout is {layout!r}, wanted 'bhsd' or 'bshd'")
         names = _arrays.NO_NAMES if dtype is None else _arrays.dtype_names(dtype)

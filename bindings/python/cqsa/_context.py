@@ -32,6 +32,8 @@ def context_for(backend: str) -> Context:
 def _create(backend: Any) -> Context:
     if not isinstance(backend, str):
         raise error_for(ERROR_INVALID_ARGUMENT, f"backend is {backend!r}, wanted a name such as 'auto' or 'cpu'")
+    if not backend.isascii() or "\0" in backend:
+        raise error_for(ERROR_INVALID_ARGUMENT, f"backend is {backend!r}, wanted letters, digits and _")
     library = _ffi.library()
     with _lock:
         if backend in _contexts:

@@ -178,6 +178,6 @@ def hardware_text(hardware: Hardware) -> str:
     try:
         if isinstance(json.loads(text), dict):
             return text
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     raise error_for(ERROR_INVALID_ARGUMENT, "hardware is not a JSON object")
