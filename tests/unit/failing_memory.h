@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that runs out on demand: the program's malloc family, or where a sanitizer owns that, operator new. To be included in
+// Memory that runs out on demand: the program's malloc family, or where AddressSanitizer owns that, operator new. To be included in
 // one file of a program only: it defines them.
 #pragma once
 #include <atomic>
@@ -9,10 +9,10 @@
 #include <cstdlib>
 #include <new>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__)
 #define FAILING_NEW 1
 #elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#if __has_feature(address_sanitizer)
 #define FAILING_NEW 1
 #endif
 #endif
