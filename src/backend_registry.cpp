@@ -7,10 +7,11 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
+#include <new>
 #include <vector>
 
 #include "dynlib.h"
+#include "process_lock.h"
 
 #if __has_include("cqsa_build_id.h")
 #include "cqsa_build_id.h"
@@ -99,31 +100,38 @@ backend_lookup enter(void* library, const string& file, const char* name) {
   return found.state == CQSA_BACKEND_READY ? check_state(backend, file) : found;
 }
 
+// Closes a plugin on every way out, an exception's included, unless it is to stay.
+struct open_plugin {
+  void* library;
+  ~open_plugin() {
+    if (library != nullptr) library_close(library);
+  }
+};
+
 // A ready plugin stays for good, and with it this library: its device context may call back into neither once unmapped.
 backend_lookup load(const string& file, const char* name) {
   string error;
-  void* const library = library_open(file, error);
-  if (library == nullptr) return refuse(CQSA_BACKEND_LOAD_FAILED, file + " does not load: " + error);
-  backend_lookup found = enter(library, file, name);
+  open_plugin plugin{library_open(file, error)};
+  if (plugin.library == nullptr) return refuse(CQSA_BACKEND_LOAD_FAILED, file + " does not load: " + error);
+  backend_lookup found = enter(plugin.library, file, name);
   if (found.state == CQSA_BACKEND_READY) {
     pin_self();
-  } else {
-    library_close(library);
+    plugin.library = nullptr;
   }
   return found;
 }
 
 class registry {
  public:
-  registry() {
-    const char* const value = secure_getenv("CQSA_BACKEND_PATH");
+  // The environment is read at the library's first use and then never again: a forked child takes what its parent read.
+  explicit registry(const registry* of_parent) {
+    const char* const value = of_parent == nullptr ? secure_getenv("CQSA_BACKEND_PATH") : of_parent->environment_.c_str();
     environment_ = value != nullptr ? value : "";
     own_folder_ = own_folder();
   }
 
   backend_lookup find(const char* name, const char* path) {
     const string key = string(name) + '\n' + (path != nullptr ? path : "");
-    std::lock_guard<std::mutex> hold(lock_);
     if (const backend_lookup* known = recall(by_question_, key)) return *known;
     backend_lookup found = std::strcmp(name, "cpu") == 0 ? linked_in() : search(name, path);
     by_question_.push_back({key, found});
@@ -196,18 +204,32 @@ class registry {
     return found;
   }
 
-  std::mutex lock_;
   string environment_;  // read once, at the library's first use
   string own_folder_;
   std::vector<memory> by_question_;
   std::vector<memory> by_file_;
 };
 
+// Both are usable before any constructor and after all destructors: exit() runs those while other threads may still be here.
+constinit process_lock lock;
+constinit registry* instance = nullptr;
+
+// At dlclose, so that nothing is left behind, and at exit.
+__attribute__((destructor)) void forget() {
+  const process_lock_guard hold(lock);
+  if (!hold.inherited()) delete instance;
+  instance = nullptr;
+}
+
 }  // namespace
 
 backend_lookup find_backend(const char* name, const char* path) {
-  static registry instance;
-  return instance.find(name, path);
+  const process_lock_guard hold(lock);
+  // An inherited one is left alone, and leaked on purpose: a thread of the parent may have been at work on it.
+  const registry* const of_parent = hold.inherited() ? instance : nullptr;
+  if (hold.inherited()) instance = nullptr;
+  if (instance == nullptr) instance = new registry(of_parent);
+  return instance->find(name, path);
 }
 
 }  // namespace cqsa

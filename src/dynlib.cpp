@@ -4,10 +4,12 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <new>
 
 namespace cqsa {
 
@@ -54,8 +56,11 @@ std::string own_mapped_file() {
 
 }  // namespace
 
+// A loader without memory is not a broken file: what is remembered of the latter must not be said of the former.
 void* library_open(const std::string& file, std::string& error) {
+  errno = 0;
   void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr && errno == ENOMEM) throw std::bad_alloc();
   if (library == nullptr) error = loader_error();
   return library;
 }

@@ -64,13 +64,17 @@ cqsa_status copy_rate(const cqsa_context& context, int32_t direction, double& ra
   return status;
 }
 
-void measure_compute(const cqsa_context& context, hardware_model& model) {
-  if (context.backend->compute_rate == nullptr) return;
+// On a host a rate of 0 means that there was no memory for the measurement; on a device, that the backend does not measure.
+cqsa_status measure_compute(const cqsa_context& context, hardware_model& model) {
+  if (context.backend->compute_rate == nullptr) return CQSA_OK;
   const cqsa_exec exec{const_cast<cqsa_context*>(&context), run_on_context, nullptr, model.workers};
   const double at64 = context.backend->compute_rate(context.device_index, 64, CQSA_DTYPE_F32, &exec);
   const double at128 = context.backend->compute_rate(context.device_index, 128, CQSA_DTYPE_F32, &exec);
   if (at64 > 0) model.flops_64 = at64;
   if (at128 > 0) model.flops_128 = at128;
+  if (model.host && (at64 <= 0 || at128 <= 0))
+    return fail(CQSA_ERROR_OUT_OF_HOST_MEMORY, "out of host memory for measuring the compute rate");
+  return CQSA_OK;
 }
 
 void measure_copies(const cqsa_context& context, hardware_model& model) {
@@ -116,7 +120,7 @@ cqsa_status hardware_of(const cqsa_context& context, rates needed, hardware_mode
     auto model = std::make_unique<hardware_model>();
     nominal(context, *model);
     CQSA_TRY(capacities(context, *model));
-    if (needed >= rates::compute) measure_compute(context, *model);
+    if (needed >= rates::compute) CQSA_TRY(measure_compute(context, *model));
     if (needed >= rates::all) measure_copies(context, *model);
     model->measured = needed;
     // Two threads may measure at once; both results are good, and the later one stays.

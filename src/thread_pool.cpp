@@ -100,9 +100,9 @@ struct thread_pool::shared {
   // Under the lock; the new threads wait for it.
   void start(int count) {
     if (started) return;
-    started = true;
     threads = new (std::nothrow) pthread_t[static_cast<size_t>(count)];
-    if (threads == nullptr) return;
+    if (threads == nullptr) return;  // tried again at the next job
+    started = true;
     sigset_t before;
     block_signals(&before);
     while (num_started < count && pthread_create(&threads[num_started], nullptr, thread_main, this) == 0) ++num_started;

@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs what building and testing need, and only what is missing. Debian and Ubuntu; elsewhere it lists the names and goes on.
-#   tools/setup.sh build | test
+#   tools/setup.sh build | test | harden (test, and what sanitizers and fuzzers need)
 set -euo pipefail
 
 build=(g++ cmake make git libhwy-dev nlohmann-json3-dev libcli11-dev libfmt-dev)
 test=(catch2 libdlpack-dev binutils clang python3 python3-numpy python3-pytest python3-hypothesis pkg-config)
+harden=(clang libclang-rt-dev)
 
 wanted=("${build[@]}")
-[ "${1:-build}" = test ] && wanted+=("${test[@]}")
+case ${1:-build} in
+  test) wanted+=("${test[@]}") ;;
+  harden) wanted+=("${test[@]}" "${harden[@]}") ;;
+esac
 
 if ! command -v dpkg-query >/dev/null; then
   echo "not a Debian system: please see that these are installed: ${wanted[*]}" >&2

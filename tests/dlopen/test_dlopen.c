@@ -292,6 +292,125 @@ static int case_fork(const char *path) {
   return close_library(&lib, path);
 }
 
+static int copy_file(const char *from, const char *to) {
+  static char block[1 << 16];
+  size_t size;
+  FILE *in = fopen(from, "rb"), *out = fopen(to, "wb");
+  if (in == NULL || out == NULL) FAIL("cannot copy %s to %s", from, to);
+  while ((size = fread(block, 1, sizeof block, in)) > 0)
+    if (fwrite(block, 1, size, out) != size) FAIL("cannot write %s", to);
+  fclose(in);
+  if (fclose(out) != 0) FAIL("cannot write %s", to);
+  return 0;
+}
+
+/* Two engines in one process, each with a copy of its own: same soname, same symbols, nothing shared. */
+static int use_copies(const char *path, const char *other_path) {
+  library one, two;
+  cqsa_context *of_one, *of_two;
+  TRY(open_library(&one, path));
+  TRY(open_library(&two, other_path));
+  if (one.handle == two.handle || one.attention == two.attention) FAIL("the copy is the same library");
+  of_one = new_context(&one);
+  of_two = new_context(&two);
+  if (of_one == NULL || of_two == NULL) FAIL("no context");
+  TRY(check_attention(&one, of_one) || check_attention(&two, of_two) || check_attention(&one, of_one));
+  one.context_destroy(of_one);
+  TRY(close_library(&one, path));
+  TRY(check_attention(&two, of_two)); /* the other one stays whole */
+  TRY(open_library(&one, path) || use(&one) || check_attention(&two, of_two));
+  two.context_destroy(of_two);
+  TRY(close_library(&two, other_path));
+  TRY(use(&one));
+  return close_library(&one, path);
+}
+
+static int case_copies(const char *path) {
+  char folder[] = "/tmp/cqsa-dlopen-XXXXXX", copy[64];
+  int failed;
+  if (mkdtemp(folder) == NULL) FAIL("no folder in /tmp");
+  snprintf(copy, sizeof copy, "%s/libengine.so", folder);
+  failed = copy_file(path, copy) || use_copies(path, copy);
+  unlink(copy);
+  rmdir(folder);
+  return failed;
+}
+
+/* Works until the process ends: on the shared context, or on one of its own after the other. */
+static const library *running;
+static int rounds_begun; /* by all threads */
+
+static void *run_for_ever(void *own) {
+  for (;;) {
+    __atomic_fetch_add(&rounds_begun, 1, __ATOMIC_RELAXED);
+    if (own != NULL ? use(running) : check_attention(running, shared_context)) _exit(9);
+  }
+  return NULL;
+}
+
+/* Half of the threads on one context, half on many. */
+static int start_runners(const library *lib) {
+  int i;
+  running = lib;
+  shared_context = new_context(lib);
+  if (shared_context == NULL) FAIL("no context");
+  for (i = 0; i < THREADS; ++i) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, run_for_ever, i % 2 ? (void *)lib : NULL) != 0) FAIL("no thread");
+    pthread_detach(thread);
+  }
+  return 0;
+}
+
+static int wait_for(pid_t child, const char *what, int round) {
+  int status = 0;
+  if (waitpid(child, &status, 0) != child || status != 0) FAIL("%s, round %d: the child ended with %d", what, round, status);
+  return 0;
+}
+
+/* exit() while other threads are inside: destructors run, and must not take away what those threads still use. */
+static int case_exit_running(const char *path) {
+  int round;
+  for (round = 0; round < 24; ++round) {
+    pid_t child;
+    fflush(stdout);
+    child = fork();
+    if (child < 0) FAIL("fork");
+    if (child == 0) {
+      static library lib;
+      alarm(60);
+      if (open_library(&lib, path) || start_runners(&lib)) _exit(1);
+      usleep((useconds_t)(1000 * round));
+      while (__atomic_load_n(&rounds_begun, __ATOMIC_RELAXED) < THREADS) usleep(100);
+      exit(0);
+    }
+    TRY(wait_for(child, "exit", round));
+  }
+  return 0;
+}
+
+/* fork() while other threads are inside, any lock of theirs held: the child works, with the context it inherited too. */
+static int case_fork_running(const char *path) {
+  static library lib;
+  int round;
+  alarm(100);
+  TRY(open_library(&lib, path));
+  TRY(start_runners(&lib));
+  for (round = 0; round < 60; ++round) {
+    pid_t child;
+    fflush(stdout);
+    usleep((useconds_t)(500 * (round % 7)));
+    child = fork();
+    if (child < 0) FAIL("fork");
+    if (child == 0) {
+      alarm(30);
+      _exit(check_attention(&lib, shared_context) || use(&lib));
+    }
+    TRY(wait_for(child, "fork", round));
+  }
+  return 0;
+}
+
 /* An exception inside the library, from its throw to the wall between C++ and C: the unwinder must find our tables. */
 static int case_exception(const char *path) {
   enum { HUGE_PATH = 256 << 20, ROOM = 64 << 20 };
@@ -326,6 +445,7 @@ int main(int argc, char **argv) {
     int (*run)(const char *path);
   } cases[] = {{"basic", case_basic},     {"unused", case_unused},           {"relative", case_relative}, {"symlink", case_symlink},
                {"threads", case_threads}, {"thread_ends", case_thread_ends}, {"fork", case_fork},
+               {"copies", case_copies},   {"exit_running", case_exit_running}, {"fork_running", case_fork_running},
                {"exception", case_exception}};
   size_t i;
   for (i = 0; argc == 3 && i < sizeof cases / sizeof *cases; ++i)

@@ -17,24 +17,22 @@
 
 #include "problem.h"
 
-using namespace property;
-
-namespace {
+namespace property {
 
 constexpr uint64_t alignment = CQSA_WORKSPACE_ALIGNMENT;
 constexpr double inf = std::numeric_limits<double>::infinity();
 
 // ------------------------------------------------------------------------------------------------------------- seeds
 
-uint64_t from_environment(const char* name, uint64_t otherwise) {
+inline uint64_t from_environment(const char* name, uint64_t otherwise) {
   const char* text = std::getenv(name);
   return text && *text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
-// body(random) for `count` seeds, which follow one another.
-void for_seeds(uint64_t count, const std::function<void(generator&)>& body) {
+// body(random) for `count` seeds, which follow one another. `most`: no more than that, whatever the environment says.
+inline void for_seeds(uint64_t count, const std::function<void(generator&)>& body, uint64_t most = UINT64_MAX) {
   const uint64_t first = from_environment("CQSA_SEED", 1);
-  const uint64_t wanted = from_environment("CQSA_PROPERTY_COUNT", count);
+  const uint64_t wanted = std::min(most, from_environment("CQSA_PROPERTY_COUNT", count));
   for (uint64_t seed = first; seed < first + wanted; ++seed) {
     INFO("CQSA_SEED=" << seed << " CQSA_PROPERTY_COUNT=1");
     generator random(seed * 0x9E3779B97F4A7C15u);
@@ -151,7 +149,7 @@ struct canaries {
 
 // ------------------------------------------------------------------------------------------------------------ running
 
-std::string describe(const problem& p) {
+inline std::string describe(const problem& p) {
   const auto& a = p.params;
   char text[400];
   std::snprintf(text, sizeof text,
@@ -165,7 +163,7 @@ std::string describe(const problem& p) {
   return text;
 }
 
-result run(cqsa_context* context, const problem& p) {
+inline result run(cqsa_context* context, const problem& p) {
   INFO(describe(p));
   result r = p.empty_result();
   const cqsa_attention_args args = p.args(r);
@@ -198,10 +196,10 @@ struct truth {
   }
 };
 
-double ulp_of(cqsa_dtype dtype) { return dtype == CQSA_DTYPE_F16 ? 0x1p-10 : dtype == CQSA_DTYPE_BF16 ? 0x1p-7 : 0x1p-23; }
+inline double ulp_of(cqsa_dtype dtype) { return dtype == CQSA_DTYPE_F16 ? 0x1p-10 : dtype == CQSA_DTYPE_BF16 ? 0x1p-7 : 0x1p-23; }
 
 // Logits carry an error of some ulp of the largest one, and exp() makes it a relative error of p. Rounding to 16 bits on top.
-void check_close(const problem& p, const result& got, const truth& t) {
+inline void check_close(const problem& p, const result& got, const truth& t) {
   INFO(describe(p));
   const double logit_error = 0x1p-23 * (8 + 2 * t.largest_logit);
   const double out_error = t.largest_value * (2 * logit_error + (p.params.dtype_q == CQSA_DTYPE_F32 ? 0x1p-22 : ulp_of(p.params.dtype_q)) +
@@ -220,10 +218,10 @@ void check_close(const problem& p, const result& got, const truth& t) {
   }
 }
 
-bool same_bits(const result& a, const result& b) { return a == b; }
+inline bool same_bits(const result& a, const result& b) { return a == b; }
 
 // What the refusal of one byte states.
-uint64_t least_budget(cqsa_context* context, cqsa_attention_params params) {
+inline uint64_t least_budget(cqsa_context* context, cqsa_attention_params params) {
   params.max_host_bytes = 1;
   REQUIRE(cqsa_attention_query(context, &params) == CQSA_ERROR_BUDGET_TOO_SMALL);
   const std::string message = cqsa_last_error();
@@ -237,7 +235,7 @@ uint64_t least_budget(cqsa_context* context, cqsa_attention_params params) {
   return least;
 }
 
-void choose_schedule(problem& p, generator& random) {
+inline void choose_schedule(problem& p, generator& random) {
   auto& a = p.params;
   a.schedule = static_cast<int32_t>(random.integer(CQSA_SCHEDULE_AUTO, p.takes_cqs() ? CQSA_SCHEDULE_CQS : CQSA_SCHEDULE_STREAM));
   a.cqs_c = a.cqs_itr = 0;
@@ -249,7 +247,7 @@ void choose_schedule(problem& p, generator& random) {
 }
 
 // Some budget that works, the least one often.
-void choose_budget(cqsa_context* context, problem& p, generator& random) {
+inline void choose_budget(cqsa_context* context, problem& p, generator& random) {
   p.params.max_host_bytes = 0;
   if (random.chance(0.15)) return;
   const uint64_t least = least_budget(context, p.params);
@@ -258,4 +256,6 @@ void choose_budget(cqsa_context* context, problem& p, generator& random) {
   p.params.max_host_bytes = least + static_cast<uint64_t>(share * static_cast<double>(most - std::min(most, least)));
 }
 
-}  // namespace
+}  // namespace property
+
+using namespace property;

@@ -279,3 +279,18 @@ TEST_CASE("empty problems are plans like any other") {
     CHECK(plan.info().flops == 0);
   }
 }
+
+// Reading is not recursive, and neither may the message be: this deep, writing the value would overflow the stack.
+TEST_CASE("hardware as JSON may nest to any depth and is refused") {
+  const cqsa_attention_params p = self_attention(1000);
+  constexpr size_t depth = 1000000;
+  for (const char* bracket : {"[]", "{}"}) {
+    std::string nested;
+    for (size_t i = 0; i < depth; ++i) nested += *bracket == '[' ? "[" : "{\"a\":";
+    nested += "1" + std::string(depth, bracket[1]);
+    owned_plan plan;
+    CHECK(cqsa_attention_plan_create_for(("{\"flops_64\": " + nested + "}").c_str(), &p, &plan.plan) == CQSA_ERROR_INVALID_ARGUMENT);
+    CHECK(std::string(cqsa_last_error()).find("flops_64") != std::string::npos);
+    CHECK(cqsa_attention_plan_create_for(("{\"note\": " + nested + "}").c_str(), &p, &plan.plan) == CQSA_ERROR_INVALID_ARGUMENT);
+  }
+}

@@ -33,7 +33,7 @@ static void *take(size_t bytes) {
 static unsigned char *read_file(const char *folder, const char *name, size_t *bytes_out) {
   char path[4096];
   FILE *file;
-  long length;
+  long length = 0;
   unsigned char *bytes;
   if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path) die("%s: the path is too long", folder);
   file = fopen(path, "rb");

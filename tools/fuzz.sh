@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds the fuzzers of tests/fuzz and runs each for so many seconds from its seeds, two at a time.
+#   tools/fuzz.sh SECONDS [safetensors npy hardware_json params]
+# What they learn is kept in build/fuzz/corpus; a finding is printed and left in build/fuzz/findings.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+seconds=${1:?usage: tools/fuzz.sh SECONDS [target ..]}
+shift
+targets=("$@")
+[ ${#targets[@]} -gt 0 ] || targets=(safetensors npy hardware_json params)
+build=${CQSA_BUILD_DIR:-build/fuzz}
+tools/setup.sh harden
+
+cmake -S . -B "$build" -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=None \
+  -DCQSA_SANITIZE=fuzzer-no-link,address,undefined -DCQSA_BUILD_TESTS=ON -DCQSA_BUILD_PYTHON=OFF -DCQSA_BUILD_TOOLS=OFF -DCQSA_BUILD_EXAMPLES=OFF
+cmake --build "$build" -j"$(nproc)" --target fuzz
+
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+mkdir -p "$build/findings"
+
+run() {
+  local name=$1 log=$build/fuzz_$1.log
+  mkdir -p "$build/corpus/$name"
+  if "$build/bin/fuzz_$name" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -max_len=2048 -print_final_stats=1 \
+      -artifact_prefix="$build/findings/$name-" "$build/corpus/$name" "tests/fuzz/seeds/$name" >"$log" 2>&1; then
+    echo "fuzz_$name: nothing found, $(awk '/number_of_executed_units/ { print $2 }' "$log") runs"
+  else
+    tail -60 "$log"
+    echo "fuzz_$name: see above; the input is in $build/findings, and $build/bin/fuzz_$name <input> repeats it"
+    return 1
+  fi
+}
+
+# Two processes at a time: the machine that decides has two cores.
+failed=0
+for ((i = 0; i < ${#targets[@]}; i += 2)); do
+  pids=()
+  for name in "${targets[@]:i:2}"; do
+    run "$name" &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+done
+exit $failed
