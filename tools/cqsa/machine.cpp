@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "machine.h"
 
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 
@@ -11,6 +12,15 @@
 #include "library.h"
 
 namespace tool {
+namespace {
+
+// Processes that wanted a core in the last minute: what a figure from a busy machine must be read with.
+double load_average() {
+  double load = 0;
+  return ::getloadavg(&load, 1) == 1 ? load : 0;
+}
+
+}  // namespace
 
 std::string cpu_name() {
   std::ifstream info("/proc/cpuinfo");
@@ -43,6 +53,7 @@ nlohmann::ordered_json machine_json(const cqsa_context* context) {
           {"date", utc_time()},
           {"cpu", cpu_name()},
           {"cores", core_count()},
+          {"load", load_average()},
           {"system", fmt::format("{} {} {}", system.sysname, system.release, system.machine)},
           {"cqsa", cqsa_version_string()},
           {"build", nlohmann::ordered_json::parse(cqsa_build_info())},
@@ -53,8 +64,8 @@ nlohmann::ordered_json machine_json(const cqsa_context* context) {
 std::string machine_text(const cqsa_context* context) {
   const nlohmann::ordered_json m = machine_json(context);
   const auto text = [&](const char* key) { return m.at(key).get<std::string>(); };
-  return fmt::format("date     {}\ncpu      {}, {} cores\nsystem   {}\ncqsa     {}\nbuild    {}\nbackend  {}, device {}\n", text("date"),
-                     text("cpu"), m.at("cores").get<int>(), text("system"), text("cqsa"), m.at("build").dump(), text("backend"),
+  return fmt::format("date     {}\ncpu      {}, {} cores, load {:.1f}\nsystem   {}\ncqsa     {}\nbuild    {}\nbackend  {}, device {}\n", text("date"),
+                     text("cpu"), m.at("cores").get<int>(), m.at("load").get<double>(), text("system"), text("cqsa"), m.at("build").dump(), text("backend"),
                      text("device"));
 }
 

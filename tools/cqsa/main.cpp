@@ -49,6 +49,8 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   if (argc > 1 && argv[1][0] != '-' && !is_command(argv[1]))
     return report(fmt::format("unknown command '{}', wanted doctor, plan, attention, bench or parity", argv[1]), kExitError);
+  if (argc > 2 && std::string(argv[1]) == "bench" && argv[2][0] != '-' && argv[2] != std::string("attention"))
+    return report(fmt::format("bench cannot time '{}', wanted attention", argv[2]), kExitError);
   int status = kExitOk;
   add_doctor(app, status);
   add_plan(app, status);
