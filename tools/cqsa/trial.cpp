@@ -117,6 +117,7 @@ void problem_trials::try_run(const schedule_choice& schedule, const std::string&
   params.schedule = schedule.schedule;
   params.cqs_c = schedule.cqs_c;
   params.cqs_itr = schedule.cqs_itr;
+  require(cqsa_attention_query(context_, &params));  // what no budget helps is no matter of budgets
   report.budget = budget_bytes(context_, params, budget);
   set_budget(context_, params, report.budget);
   const plan_ptr plan = make_plan(context_, params);
