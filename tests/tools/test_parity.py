@@ -156,6 +156,25 @@ def test_bad_arguments(run, arguments, words):
         assert word in error, error
 
 
+# Sanitizers want to be the first library, so that CQSA_WRONG_EXECUTE is empty with them.
+@pytest.mark.skipif(not os.environ.get("CQSA_WRONG_EXECUTE"), reason="no library to load before the library was built")
+@pytest.mark.parametrize("wrong, words", [
+    ("value", "wrong result: max abs"),
+    ("unwritten", "wrong result: max abs inf"),
+    ("lse", "lse max abs"),
+    ("before", "around or between the elements of out"),
+    ("input", "the input v was changed"),
+    ("workspace", "around the workspace"),
+    ("memory", "above the plan's"),
+])
+def test_every_kind_of_wrong_run_is_seen(run, wrong, words):
+    environment = {**os.environ, "LD_PRELOAD": os.environ["CQSA_WRONG_EXECUTE"], "CQSA_WRONG": wrong}
+    arguments = ("parity", "--problem", "seqlen=20 layout=gapped schedule=direct", "--backend", "cpu")
+    done = run(*arguments, env=environment, status=2)
+    assert words in done.stdout and "reproduce: " in done.stdout
+    run(*arguments, env={**environment, "CQSA_WRONG": "nothing"})
+
+
 @pytest.mark.skipif(not os.environ.get("CQSA_TEST_PLUGIN_DIR"), reason="no fake device was built")
 def test_a_device_backend(run):
     environment = {**os.environ, "CQSA_BACKEND_PATH": os.environ["CQSA_TEST_PLUGIN_DIR"]}
