@@ -149,6 +149,8 @@ struct row_result {
 // `weight_type` before they meet v, as a matrix product of that type would have them.
 template <class T> row_result attend(const problem& x, const row_place& r, cqsa_dtype weight_type) {
   const int64_t dim = x.p.head_dim, dim_v = x.p.head_dim_v;
+  // Past the last segment: no sequence, so no key, no slope and no sink.
+  if (x.varlen() && r.batch == x.p.batch) return {std::vector<double>(dim_v, 0.0), -kInfinity};
   std::vector<T> q(dim), k(dim), v(dim_v), acc(dim_v, T(0));
   const cqsa_tensor& tq = *x.a.q;
   const std::byte* q_row = x.varlen() ? address(tq, {r.q_row, r.head, 0}) : address(tq, {r.batch, r.head, r.i, 0});
@@ -232,21 +234,29 @@ struct totals {
   }
 };
 
-void check_row(const problem& x, int64_t flat, totals& sums) {
-  const bool wide = x.p.dtype_q == CQSA_DTYPE_F64;
-  const row_place r = place_of(x, flat);
-  const row_result exact = wide ? attend<long double>(x, r, CQSA_DTYPE_NONE) : attend<double>(x, r, CQSA_DTYPE_NONE);
-  const row_result naive = wide ? attend<double>(x, r, x.p.dtype_q) : attend<float>(x, r, x.p.dtype_q);
+struct row_answer {
+  row_result exact, naive;
+};
 
+row_answer answer_of(const problem& x, int64_t flat) {
+  const row_place r = place_of(x, flat);
+  if (x.p.dtype_q == CQSA_DTYPE_F64)
+    return {attend<long double>(x, r, CQSA_DTYPE_NONE), attend<double>(x, r, x.p.dtype_q)};
+  return {attend<double>(x, r, CQSA_DTYPE_NONE), attend<float>(x, r, x.p.dtype_q)};
+}
+
+void compare_row(const problem& x, int64_t flat, const row_answer& answer, totals& sums) {
+  const row_place r = place_of(x, flat);
   const cqsa_tensor& out = *x.a.out;
   std::vector<double> got(x.p.head_dim_v);
   const std::byte* row = x.varlen() ? address(out, {r.q_row, r.head, 0}) : address(out, {r.batch, r.head, r.i, 0});
   decode_row(out.dtype, row, out.strides[out.ndim - 1], x.p.head_dim_v, got.data());
-  for (std::size_t d = 0; d < got.size(); ++d) sums.add(exact.out[d], round_to(out.dtype, naive.out[d]), got[d]);
+  for (std::size_t d = 0; d < got.size(); ++d)
+    sums.add(answer.exact.out[d], round_to(out.dtype, answer.naive.out[d]), got[d]);
 
   if (!x.a.lse) return;
   const double lse = x.varlen() ? value(*x.a.lse, {r.head, r.q_row}) : value(*x.a.lse, {r.batch, r.head, r.i});
-  sums.add_lse(exact.lse, round_to(x.a.lse->dtype, naive.lse), lse);
+  sums.add_lse(answer.exact.lse, round_to(x.a.lse->dtype, answer.naive.lse), lse);
 }
 
 uint64_t splitmix64(uint64_t& state) {
@@ -274,7 +284,7 @@ std::vector<int64_t> sample(int64_t total, int64_t wanted, uint64_t seed) {
 // sqrt(a / b), where nothing compared with nothing is 0.
 double ratio(double a, double b) { return a == 0 ? 0 : b == 0 ? kInfinity : std::sqrt(a / b); }
 
-check_report report_of(const totals& t, const problem& x, int64_t rows) {
+check_report report_of(const totals& t, const problem& x, int64_t rows, double tolerance) {
   const cqsa_dtype type = x.a.out->dtype;
   check_report report;
   report.rows = rows;
@@ -283,35 +293,30 @@ check_report report_of(const totals& t, const problem& x, int64_t rows) {
   report.relative_rms = ratio(t.error2, t.exact2);
   report.naive_relative_rms = ratio(t.naive2, t.exact2);
   report.cosine = t.exact2 > 0 && t.got2 > 0 ? t.dot / std::sqrt(t.exact2 * t.got2) : t.exact2 == t.got2 ? 1 : 0;
-  report.allowed_max_abs = 2 * t.naive_max_abs + 2 * ulp(type, t.largest);
-  report.allowed_relative_rms = 2 * report.naive_relative_rms + ulp(type, 1);
+  report.allowed_max_abs = tolerance * (2 * t.naive_max_abs + 2 * ulp(type, t.largest));
+  report.allowed_relative_rms = tolerance * (2 * report.naive_relative_rms + ulp(type, 1));
   report.pass = std::isfinite(t.max_abs) && std::isfinite(report.relative_rms) && t.max_abs <= report.allowed_max_abs &&
                 report.relative_rms <= report.allowed_relative_rms;
   report.has_lse = x.a.lse != nullptr;
   if (!report.has_lse) return report;
   report.lse_max_abs = t.lse_max_abs;
-  report.lse_allowed = 2 * t.naive_lse_max_abs + 8 * ulp(x.a.lse->dtype, t.largest_lse);
+  report.lse_allowed = tolerance * (2 * t.naive_lse_max_abs + 8 * ulp(x.a.lse->dtype, t.largest_lse));
   report.pass = report.pass && std::isfinite(report.lse_max_abs) && report.lse_max_abs <= report.lse_allowed;
   return report;
 }
 
 }  // namespace
 
-check_report check_rows(const cqsa_attention_params& params, const cqsa_attention_args& args, int64_t rows, uint64_t seed,
-                        int threads, const std::function<void()>& after_row) {
-  const problem x{params, args};
-  const std::vector<int64_t> chosen = sample(x.query_rows() * params.num_heads, rows, seed);
+namespace {
+
+// body(i) for each i in [0, count), by several threads; the first exception comes out.
+void in_parallel(std::size_t count, int threads, const std::function<void(std::size_t)>& body) {
   std::atomic<std::size_t> next{0};
   std::mutex lock;
   std::exception_ptr failure;
-  totals sums;
-
   const auto work = [&] {
     try {
-      totals mine;
-      for (std::size_t i; (i = next++) < chosen.size(); after_row()) check_row(x, chosen[i], mine);
-      const std::lock_guard guard(lock);
-      sums.merge(mine);
+      for (std::size_t i; (i = next++) < count;) body(i);
     } catch (...) {
       const std::lock_guard guard(lock);
       failure = std::current_exception();
@@ -323,7 +328,106 @@ check_report check_rows(const cqsa_attention_params& params, const cqsa_attentio
     work();
   }
   if (failure) std::rethrow_exception(failure);
-  return report_of(sums, x, static_cast<int64_t>(chosen.size()));
+}
+
+}  // namespace
+
+check_report check_rows(const cqsa_attention_params& params, const cqsa_attention_args& args, int64_t rows, uint64_t seed,
+                        int threads, const std::function<void()>& after_row) {
+  const problem x{params, args};
+  const std::vector<int64_t> chosen = sample(x.query_rows() * params.num_heads, rows, seed);
+  std::mutex lock;
+  totals sums;
+  in_parallel(chosen.size(), threads, [&](std::size_t i) {
+    totals mine;
+    compare_row(x, chosen[i], answer_of(x, chosen[i]), mine);
+    {
+      const std::lock_guard guard(lock);
+      sums.merge(mine);
+    }
+    after_row();
+  });
+  return report_of(sums, x, static_cast<int64_t>(chosen.size()), 1);
+}
+
+struct row_reference::contents {
+  const cqsa_attention_params& params;
+  cqsa_attention_args args;
+  std::vector<int64_t> rows;
+  std::vector<row_answer> answers;
+};
+
+row_reference::row_reference(const cqsa_attention_params& params, const cqsa_attention_args& args, int64_t rows, uint64_t seed,
+                             int threads)
+    : contents_(new contents{params, args, {}, {}}) {
+  const problem x{params, args};
+  const int64_t total = x.query_rows() * params.num_heads;
+  contents_->rows = sample(total, rows > 0 ? rows : total, seed);
+  contents_->answers.resize(contents_->rows.size());
+  in_parallel(contents_->rows.size(), threads,
+              [&](std::size_t i) { contents_->answers[i] = answer_of(x, contents_->rows[i]); });
+}
+
+row_reference::~row_reference() = default;
+
+check_report row_reference::compare(double tolerance) const {
+  const problem x{contents_->params, contents_->args};
+  totals sums;
+  for (std::size_t i = 0; i < contents_->rows.size(); ++i) compare_row(x, contents_->rows[i], contents_->answers[i], sums);
+  return report_of(sums, x, static_cast<int64_t>(contents_->rows.size()), tolerance);
+}
+
+std::vector<bool> seen_keys(const cqsa_attention_params& params, const cqsa_attention_args& args) {
+  const problem x{params, args};
+  const cqsa_tensor& k = *args.k;
+  int64_t total = 1;
+  for (int axis = 0; axis + 1 < k.ndim; ++axis) total *= k.shape[axis];
+  std::vector<bool> seen(static_cast<std::size_t>(total));
+
+  // For each sequence and key head the key ranges of its queries, as +1 where one begins and -1 behind its end.
+  struct keys_of_head {
+    row_place place{};
+    std::vector<int64_t> steps;
+  };
+  std::vector<keys_of_head> heads(static_cast<std::size_t>(params.batch * params.num_kv_heads));
+  const int64_t rows = x.query_rows() * params.num_heads;
+  for (int64_t flat = 0; flat < rows; ++flat) {
+    const row_place r = place_of(x, flat);
+    const key_range keys = visible_range(x, r);
+    if (keys.first >= keys.last) continue;
+    keys_of_head& head = heads[static_cast<std::size_t>(r.batch * params.num_kv_heads + r.kv_head)];
+    head.place = r;
+    head.steps.resize(static_cast<std::size_t>(r.seqlen_k + 1));
+    const auto mark = [&](int64_t first, int64_t last) {
+      ++head.steps[static_cast<std::size_t>(first)];
+      --head.steps[static_cast<std::size_t>(last)];
+    };
+    if (!args.mask) mark(keys.first, keys.last);
+    for (int64_t j = keys.first; args.mask && j < keys.last; ++j)
+      if (value(*args.mask, {r.batch, r.head, r.i, j}) != 0) mark(j, j + 1);
+  }
+  for (const keys_of_head& head : heads) {
+    int64_t queries = 0, index[4] = {};
+    for (std::size_t j = 0; j < head.steps.size(); ++j) {
+      queries += head.steps[j];
+      if (queries == 0 || !key_index(x, head.place, static_cast<int64_t>(j), index)) continue;
+      int64_t flat = 0;
+      for (int axis = 0; axis + 1 < k.ndim; ++axis) flat = flat * k.shape[axis] + index[axis];
+      seen[static_cast<std::size_t>(flat)] = true;
+    }
+  }
+  return seen;
+}
+
+double visible_pairs(const cqsa_attention_params& params, const cqsa_attention_args& args) {
+  const problem x{params, args};
+  const int64_t rows = x.query_rows() * params.num_heads;
+  int64_t pairs = 0;
+  for (int64_t flat = 0; flat < rows; ++flat) {
+    const key_range keys = visible_range(x, place_of(x, flat));
+    pairs += std::max<int64_t>(keys.last - keys.first, 0);
+  }
+  return static_cast<double>(pairs);
 }
 
 }  // namespace tool

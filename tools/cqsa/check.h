@@ -4,6 +4,8 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <vector>
 
 #include "cqsa.h"
 
@@ -28,5 +30,28 @@ struct check_report {
 // Throws interrupted_error.
 check_report check_rows(const cqsa_attention_params& params, const cqsa_attention_args& args, int64_t rows, uint64_t seed,
                         int threads, const std::function<void()>& after_row);
+
+// The exact and the naive rows, computed once, for several results of the same operands.
+class row_reference {
+ public:
+  // As for check_rows(); rows 0: all of them. params and the operands in args must outlive it.
+  row_reference(const cqsa_attention_params& params, const cqsa_attention_args& args, int64_t rows, uint64_t seed, int threads);
+  ~row_reference();
+  row_reference(const row_reference&) = delete;
+  row_reference& operator=(const row_reference&) = delete;
+
+  // Of the results now in the memory of args. tolerance: factor on all that is allowed.
+  check_report compare(double tolerance = 1) const;
+
+ private:
+  struct contents;
+  std::unique_ptr<contents> contents_;
+};
+
+// Which rows of k and v, in the order of k's axes but the last, any query may see.
+std::vector<bool> seen_keys(const cqsa_attention_params& params, const cqsa_attention_args& args);
+
+// Pairs of query and key that segments, causality and window leave; masks and absent pages count as there.
+double visible_pairs(const cqsa_attention_params& params, const cqsa_attention_args& args);
 
 }  // namespace tool

@@ -59,30 +59,8 @@ cqsa_attention_params typical(int64_t seqlen) {
   return params;
 }
 
-void set_budget(const cqsa_context* context, cqsa_attention_params& params, uint64_t bytes) {
-  (is_host_backend(cqsa_context_backend(context)) ? params.max_host_bytes : params.max_device_bytes) = bytes;
-}
-
-bool fits(const cqsa_context* context, cqsa_attention_params params, uint64_t bytes) {
-  set_budget(context, params, bytes);
-  return cqsa_attention_query(context, &params) == CQSA_OK;
-}
-
-// The least x in (low, high] for which `holds`, which is false up to some x and true from there on.
-template <class Int, class Holds> Int first_true(Int low, Int high, Holds holds) {
-  while (high - low > 1) {
-    const Int middle = low + (high - low) / 2;
-    (holds(middle) ? high : low) = middle;
-  }
-  return high;
-}
-
-uint64_t least_budget(const cqsa_context* context, const cqsa_attention_params& params) {
-  return first_true<uint64_t>(0, uint64_t{1} << 44, [&](uint64_t bytes) { return fits(context, params, bytes); });
-}
-
 int64_t largest_length(const cqsa_context* context, uint64_t bytes) {
-  return first_true<int64_t>(0, kFarthest + 1, [&](int64_t n) { return !fits(context, typical(n), bytes); }) - 1;
+  return first_true(0, kFarthest + 1, [&](int64_t n) { return !fits(context, typical(n), bytes); }) - 1;
 }
 
 // Predicted seconds within a budget; null where it does not fit.

@@ -56,6 +56,20 @@ double decode_small(unsigned code, float_layout layout) {
   return sign * std::ldexp(mantissa + (1u << m), static_cast<int>(exponent) - layout.bias - m);
 }
 
+// The code of a value that the type has.
+unsigned encode_small(double value, float_layout layout) {
+  const int m = layout.mantissa_bits;
+  const unsigned sign = std::signbit(value) ? 1u << (m + layout.exponent_bits) : 0;
+  const unsigned top = ((1u << layout.exponent_bits) - 1) << m;
+  if (std::isnan(value)) return top | ((1u << m) - 1);
+  if (std::isinf(value)) return sign | top;
+  const double size = std::fabs(value);
+  if (size < std::ldexp(1.0, 1 - layout.bias)) return sign | static_cast<unsigned>(std::ldexp(size, layout.bias - 1 + m));
+  const int exponent = std::ilogb(size);
+  const auto mantissa = static_cast<unsigned>(std::ldexp(size, m - exponent)) - (1u << m);
+  return sign | static_cast<unsigned>(exponent + layout.bias) << m | mantissa;
+}
+
 // All values of a type of at most 16 bits; floats hold them exactly.
 std::vector<float> make_table(float_layout layout) {
   std::vector<float> table(std::size_t{1} << (1 + layout.exponent_bits + layout.mantissa_bits));
@@ -82,6 +96,8 @@ template <class S> S load(const std::byte* from) {
   return value;
 }
 
+template <class S> void store(S value, std::byte* to) { std::memcpy(to, &value, sizeof value); }
+
 template <class S, class T> void convert(const std::byte* first, int64_t stride, int64_t count, T* out) {
   for (int64_t i = 0; i < count; ++i)
     out[i] = static_cast<T>(load<S>(first + i * stride * static_cast<int64_t>(sizeof(S))));
@@ -102,6 +118,8 @@ rounding rounding_of(cqsa_dtype dtype) {
   switch (dtype) {
     case CQSA_DTYPE_F16: return {10, -14, 65504.0};
     case CQSA_DTYPE_BF16: return {7, -126, std::ldexp(255.0, 120)};
+    case CQSA_DTYPE_E4M3FN: return {3, -6, 448.0};
+    case CQSA_DTYPE_E5M2: return {2, -14, 57344.0};
     case CQSA_DTYPE_F32: return {23, -126, std::numeric_limits<float>::max()};
     default: return {52, -1022, std::numeric_limits<double>::max()};
   }
@@ -159,6 +177,23 @@ double decode(cqsa_dtype dtype, const std::byte* element) {
   double value = 0;
   decode_row(dtype, element, 1, 1, &value);
   return value;
+}
+
+void encode(cqsa_dtype dtype, double value, std::byte* element) {
+  switch (dtype) {
+    case CQSA_DTYPE_F64: return store(value, element);
+    case CQSA_DTYPE_F32: return store(static_cast<float>(value), element);
+    case CQSA_DTYPE_F16: return store(static_cast<uint16_t>(encode_small(round_to(dtype, value), kF16)), element);
+    case CQSA_DTYPE_BF16: return store(static_cast<uint16_t>(encode_small(round_to(dtype, value), kBf16)), element);
+    case CQSA_DTYPE_E4M3FN: return store(static_cast<uint8_t>(encode_small(round_to(dtype, value), kE4m3fn)), element);
+    case CQSA_DTYPE_E5M2: return store(static_cast<uint8_t>(encode_small(round_to(dtype, value), kE5m2)), element);
+    case CQSA_DTYPE_I64: return store(static_cast<int64_t>(value), element);
+    case CQSA_DTYPE_I32: return store(static_cast<int32_t>(value), element);
+    case CQSA_DTYPE_I8: return store(static_cast<int8_t>(value), element);
+    case CQSA_DTYPE_U8:
+    case CQSA_DTYPE_BOOL: return store(static_cast<uint8_t>(value), element);
+    default: type_of(dtype);  // throws
+  }
 }
 
 double ulp(cqsa_dtype dtype, double magnitude) {

@@ -28,6 +28,9 @@ cqsa_dtype dtype_by_name(std::string_view name);  // "f16" of the command line; 
 
 double decode(cqsa_dtype dtype, const std::byte* element);
 
+// Rounds as round_to() does; integers are truncated. NaN for a type without one is a defect of the caller.
+void encode(cqsa_dtype dtype, double value, std::byte* element);
+
 // `count` elements that lie `stride` elements apart.
 template <class T> void decode_row(cqsa_dtype dtype, const std::byte* first, int64_t stride, int64_t count, T* out);
 

@@ -57,4 +57,19 @@ cqsa_plan_info describe(const cqsa_plan* plan) {
 
 bool is_host_backend(const std::string& backend) { return backend == "cpu"; }
 
+void set_budget(const cqsa_context* context, cqsa_attention_params& params, uint64_t bytes) {
+  (is_host_backend(cqsa_context_backend(context)) ? params.max_host_bytes : params.max_device_bytes) = bytes;
+}
+
+bool fits(const cqsa_context* context, cqsa_attention_params params, uint64_t bytes) {
+  set_budget(context, params, bytes);
+  return cqsa_attention_query(context, &params) == CQSA_OK;
+}
+
+uint64_t least_budget(const cqsa_context* context, const cqsa_attention_params& params) {
+  return static_cast<uint64_t>(first_true(0, int64_t{1} << 44, [&](int64_t bytes) {
+    return fits(context, params, static_cast<uint64_t>(bytes));
+  }));
+}
+
 }  // namespace tool

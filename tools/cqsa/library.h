@@ -41,4 +41,18 @@ cqsa_plan_info describe(const cqsa_plan* plan);
 // True for a backend that computes in host memory, where max_host_bytes is the budget that binds.
 bool is_host_backend(const std::string& backend);
 
+// The budget of the memory that binds on the context's backend.
+void set_budget(const cqsa_context* context, cqsa_attention_params& params, uint64_t bytes);
+bool fits(const cqsa_context* context, cqsa_attention_params params, uint64_t bytes);
+uint64_t least_budget(const cqsa_context* context, const cqsa_attention_params& params);
+
+// The least x in (low, high] for which `holds`, which is false up to some x and true from there on.
+template <class Holds> int64_t first_true(int64_t low, int64_t high, Holds holds) {
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (holds(middle) ? high : low) = middle;
+  }
+  return high;
+}
+
 }  // namespace tool

@@ -23,6 +23,8 @@ struct attention_options {
 void add_doctor(CLI::App& app, int& status);
 void add_plan(CLI::App& app, int& status);
 void add_attention(CLI::App& app, int& status);
+void add_bench(CLI::App& app, int& status);
+void add_parity(CLI::App& app, int& status);
 
 constexpr int kExitOk = 0;
 constexpr int kExitError = 1;

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cqsa parity: what it prints when the library is right, and when it is not."""
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+SETS = Path(__file__).resolve().parents[1] / "parity"
+
+
+def json_lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def problems_of(name):
+    lines = (line.split("#")[0].strip() for line in (SETS / f"{name}.problems").read_text().splitlines())
+    return [line for line in lines if line]
+
+
+def test_smoke_set_passes(run):
+    done = run("parity", "--op", "attention", "--problems", "smoke", "--backend", "cpu")
+    assert done.stdout.endswith(" 0 skipped, 0 failures: PASS\n") and done.stderr == ""
+    assert all(line.startswith("ok ") for line in done.stdout.splitlines()[:-1])
+
+
+def test_sets_in_the_command_are_the_files(run):
+    def seedless(text):
+        return [" ".join(word for word in line.split() if not word.startswith("seed=")) for line in text.splitlines()]
+
+    for name in ("smoke", "ci", "gpu"):
+        inside = run("parity", "--problems", name, "--list").stdout
+        assert seedless(inside) == seedless(run("parity", "--problems", SETS / f"{name}.problems", "--list").stdout)
+    count = {name: len(problems_of(name)) for name in ("smoke", "ci", "gpu")}
+    assert count["smoke"] >= 30 and count["ci"] >= 300 and count["gpu"] >= 20
+    everything = {line.split(" seed=")[1].split()[0] for line in run("parity", "--problems", "all", "--list").stdout.splitlines()}
+    assert len(everything) == sum(count.values())
+
+
+def test_json(run):
+    lines = json_lines(run("parity", "--problem", "seqlen=40 dtype=f16 schedule=all budget=none,least", "--json", "--speed").stdout)
+    assert [line["record"] for line in lines] == ["machine"] + ["trial"] * 6 + ["summary"]
+    assert lines[0]["backend"] and lines[0]["date"] and lines[0]["build"]["version"]
+    assert lines[-1] == {"record": "summary", "problems": 1, "runs": 6, "skipped": 0, "failures": 0, "pass": True}
+    for trial in lines[1:-1]:
+        assert trial["pass"] and 0 < trial["max_abs"] <= trial["allowed_max_abs"] and trial["cosine"] > 0.9999
+        assert trial["relative_rms"] <= trial["allowed_relative_rms"] and trial["rows"] == 80
+        assert trial["seconds"] > 0 and trial["gflops"] == pytest.approx(trial["flops"] / trial["seconds"] * 1e-9)
+        assert trial["budget"] == 0 or trial["peak"] <= trial["budget"]
+    assert {trial["schedule"].split(":")[0] for trial in lines[1:-1]} == {"direct", "stream", "cqs"}
+
+
+def test_flops_are_those_of_the_visible_pairs(run):
+    def flops(problem):
+        return json_lines(run("parity", "--problem", problem, "--json", "--speed").stdout)[1]["flops"]
+
+    assert flops("seqlen=40 heads=3 head_dim=8") == 2 * 16 * 3 * 40 * 40
+    assert flops("seqlen=40 heads=3 head_dim=8 causal=top_left") == 2 * 16 * 3 * 40 * 41 / 2
+    assert flops("seqlen_q=1 seqlen_k=50 heads=1 head_dim=8 head_dim_v=4 window=9,0") == 2 * 12 * 10
+
+
+def test_a_failure_prints_a_line_that_fails_again(run):
+    # No arithmetic of f16 results is exact: with no tolerance the right result is a wrong one.
+    done = run("parity", "--problem", "seqlen=40 schedule=direct,stream dtype=f16 tolerance=0", "--problem", "seqlen=9", status=2)
+    assert done.stdout.count("FAIL ") == 2 and done.stdout.count("\nok ") == 1
+    assert done.stdout.endswith("2 problems, 3 runs, 0 skipped, 2 failures: FAIL\n")
+    again = [line.split("reproduce: ")[1] for line in done.stdout.splitlines() if "reproduce: " in line]
+    assert len(again) == 2 and len(set(again)) == 2
+    for line in again:
+        words = shlex.split(line)
+        assert words[:4] == ["cqsa", "parity", "--op", "attention"]
+        repeated = run(*words[1:], status=2).stdout
+        assert repeated.splitlines()[:2] == done.stdout.splitlines()[3 * again.index(line):][:2]
+        exact = run(*words[1:-1], words[-1].replace("tolerance=0", "tolerance=1"))
+        assert "1 runs, 0 skipped, 0 failures: PASS" in exact.stdout
+
+
+def test_failures_are_in_json_and_report(run, tmp_path):
+    done = run("parity", "--problem", "seqlen=40 tolerance=0", "--json", "--speed", "--report", "report.txt", "--threads", "1", status=2)
+    trial = json_lines(done.stdout)[1]
+    assert not trial["pass"] and "max abs" in trial["failure"]
+    assert "seconds" not in trial  # nothing wrong is timed
+    assert trial["reproduce"] == ("cqsa parity --op attention --threads 1 --problem "
+                                  "'seqlen=40 tolerance=0 seed=1 schedule=auto budget=none'")
+    report = (tmp_path / "report.txt").read_text()
+    for word in ("date ", "cpu ", "build ", "backend ", "reproduce: ", "1 failures: FAIL"):
+        assert word in report
+
+
+def test_what_the_library_refuses_is_a_failure(run):
+    done = run("parity", "--problem", "seqlen=40 varlen=1 schedule=cqs", "--problem", "seqlen=40 budget=17",
+               "--problem", "seqlen=40 dtype=f32 dtype_kv=f16", status=2)
+    for words in ("CQSA_ATTENTION_VARLEN", "17", "dtype_kv"):
+        assert words in done.stdout
+    assert done.stdout.count("reproduce: ") == 3
+
+
+def test_seed_changes_the_data_and_nothing_else_does(run):
+    def errors(*arguments):
+        return [line.split("seqlen")[0] for line in run("parity", "--problem", "seqlen=40", *arguments).stdout.splitlines()[:-1]]
+
+    assert errors("--threads", "1") == errors("--threads", "2") == errors("--seed", "1")
+    assert errors() != errors("--seed", "2")
+
+
+def test_problem_files(run, tmp_path):
+    (tmp_path / "my.problems").write_text("# mine\n\n  seqlen=4  # four\nseqlen_k=5 seqlen_q=3 seed=77\r\n")
+    listed = run("parity", "--problems", "my.problems", "--list", "--seed", "5").stdout.splitlines()
+    assert listed == ["seqlen=4 seed=5 schedule=auto budget=none", "seqlen_k=5 seqlen_q=3 seed=77 schedule=auto budget=none"]
+    assert "2 problems, 2 runs" in run("parity", "--problems", "my.problems").stdout
+
+
+@pytest.mark.parametrize("line, words", [
+    ("seqlen", ["key=value"]),
+    ("seqlen=4 colour=red", ["colour", "head_dim"]),
+    ("seqlen=4 seqlen=5", ["twice"]),
+    ("head_dim=4", ["seqlen"]),
+    ("seqlen=-1", ["seqlen=-1"]),
+    ("seqlen=many", ["many"]),
+    ("seqlen=99999999999999999999", ["seqlen"]),
+    ("seqlen=4 head_dim=577", ["576"]),
+    ("seqlen=4 heads=3 kv_heads=2", ["multiple"]),
+    ("seqlen=4 dtype=f7", ["bf16"]),
+    ("seqlen=4 causal=left", ["top_left"]),
+    ("seqlen=4 window=3", ["comma"]),
+    ("seqlen=4 mask=x", ["bhqk"]),
+    ("seqlen=4 schedule=best", ["stream"]),
+    ("seqlen=4 schedule=cqs:7", ["cqs:7:1"]),
+    ("seqlen=4 budget=lots", ["lots"]),
+    ("seqlen=4 lse=yes", ["0 or 1"]),
+    ("seqlen=4 seed=-1", ["seed"]),
+    ("seqlen=4 range=0", ["range"]),
+    ("seqlen=4 tolerance=nan", ["tolerance"]),
+])
+def test_bad_lines_name_the_line_and_the_mistake(run, tmp_path, line, words):
+    (tmp_path / "bad.problems").write_text(f"seqlen=1\n{line}\n")
+    error = run("parity", "--problems", "bad.problems", status=1).stderr
+    assert "bad.problems:2: " in error
+    for word in words:
+        assert word in error, error
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (("--op", "moe"), ["moe", "attention"]),
+    (("--problems", "absent"), ["absent", "No such file"]),
+    (("--problems", "/dev/null"), ["regular file"]),
+    (("--problems", "smoke", "--problem", "seqlen=1"), ["not both"]),
+    (("--backend", "warp"), ["warp"]),
+    (("--seed", "x"), ["--seed"]),
+    (("--problem", "seqlen=1", "--report", "absent/report.txt"), ["absent/report.txt"]),
+])
+def test_bad_arguments(run, arguments, words):
+    error = run("parity", *arguments, status=1).stderr
+    for word in words:
+        assert word in error, error
+
+
+# Sanitizers want to be the first library, so that CQSA_WRONG_EXECUTE is empty with them.
+@pytest.mark.skipif(not os.environ.get("CQSA_WRONG_EXECUTE"), reason="no library to load before the library was built")
+@pytest.mark.parametrize("wrong, words", [
+    ("value", "wrong result: max abs"),
+    ("unwritten", "wrong result: max abs inf"),
+    ("lse", "lse max abs"),
+    ("before", "around or between the elements of out"),
+    ("input", "the input v was changed"),
+    ("workspace", "around the workspace"),
+    ("memory", "above the plan's"),
+])
+def test_every_kind_of_wrong_run_is_seen(run, wrong, words):
+    environment = {**os.environ, "LD_PRELOAD": os.environ["CQSA_WRONG_EXECUTE"], "CQSA_WRONG": wrong}
+    arguments = ("parity", "--problem", "seqlen=20 layout=gapped schedule=direct", "--backend", "cpu")
+    done = run(*arguments, env=environment, status=2)
+    assert words in done.stdout and "reproduce: " in done.stdout
+    run(*arguments, env={**environment, "CQSA_WRONG": "nothing"})
+
+
+@pytest.mark.skipif(not os.environ.get("CQSA_TEST_PLUGIN_DIR"), reason="no fake device was built")
+def test_a_device_backend(run):
+    environment = {**os.environ, "CQSA_BACKEND_PATH": os.environ["CQSA_TEST_PLUGIN_DIR"]}
+    done = run("parity", "--problems", "smoke", "--backend", "fake", "--json", env=environment)
+    lines = json_lines(done.stdout)
+    assert lines[0]["backend"] == "fake" and lines[-1]["runs"] >= 60
+    # A device has no direct schedule for segments and pages of the host, and no stream for f64; "all" leaves them out and says so.
+    skipped = [line for line in lines if line["record"] == "trial" and line.get("skipped")]
+    assert len(skipped) == lines[-1]["skipped"] > 0 and all(line["failure"].startswith("no ") and line["budget"] == 0 for line in skipped)

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Loaded before the library (LD_PRELOAD): every run is the library's, and then one thing is wrong, which CQSA_WRONG names. For the
+ * test that `cqsa parity` sees it. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cqsa.h"
+
+typedef cqsa_status (*execute_fn)(const cqsa_plan *, const cqsa_attention_args *, void *);
+
+static char *first(const cqsa_tensor *tensor) { return (char *)tensor->data + tensor->byte_offset; }
+
+CQSA_API cqsa_status cqsa_attention_execute(const cqsa_plan *plan, const cqsa_attention_args *args, void *stream) {
+  execute_fn real;
+  *(void **)&real = dlsym(RTLD_NEXT, "cqsa_attention_execute");
+  const cqsa_status status = real(plan, args, stream);
+  const char *wrong = getenv("CQSA_WRONG");
+  if (status != CQSA_OK || !wrong) return status;
+  if (!strcmp(wrong, "value")) first(args->out)[3] ^= 1; /* the exponent of the first f32 */
+  if (!strcmp(wrong, "unwritten")) memset(first(args->out), 0xFF, 4);
+  if (!strcmp(wrong, "lse")) memset(first(args->lse), 0, 4);
+  if (!strcmp(wrong, "before")) first(args->out)[-1] = 0;
+  if (!strcmp(wrong, "input")) first(args->v)[0] ^= 1;
+  if (!strcmp(wrong, "workspace")) ((char *)args->workspace)[args->workspace_bytes] = 0;
+  if (!strcmp(wrong, "memory")) args->info->peak_host_bytes += 1 << 30;
+  return status;
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// cqsa parity: problems from a file, each run in every way that its line asks for and compared with fp64; timed on request,
+// but never without the check.
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "interrupt.h"
+#include "library.h"
+#include "machine.h"
+#include "mapped_file.h"
+#include "options.h"
+#include "trial.h"
+
+namespace tool {
+namespace {
+
+constexpr std::size_t kLongestFile = 10'000'000;
+
+struct parity_options {
+  std::string op = "attention", problems, backend = "auto", report;
+  std::vector<std::string> lines;
+  uint64_t seed = 1;
+  int32_t threads = 0;
+  bool list = false, speed = false, json = false, quiet = false;
+};
+
+std::vector<problem_line> read_problems(const parity_options& options) {
+  if (!options.lines.empty()) {
+    if (!options.problems.empty()) throw std::runtime_error("--problem or --problems is wanted, not both");
+    std::string text;
+    for (const std::string& line : options.lines) text += line + "\n";
+    return parse_problem_file(text, "--problem");
+  }
+  const std::string name = options.problems.empty() ? "smoke" : options.problems;
+  if (const std::string* text = problem_set(name)) return parse_problem_file(*text, name + ".problems");
+  const mapped_file file(name);
+  if (file.bytes().size() > kLongestFile) throw std::runtime_error(name + ": is too large for a file of problems");
+  return parse_problem_file({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()}, name);
+}
+
+// Lines without a seed get different ones, so that no two problems share their data.
+std::vector<problem_line> seeded(std::vector<problem_line> lines, uint64_t seed) {
+  for (std::size_t i = 0; i < lines.size(); ++i)
+    if (!lines[i].find("seed")) lines[i].set("seed", std::to_string(seed + i));
+  return lines;
+}
+
+void list_runs(const std::vector<problem_line>& lines) {
+  for (problem_line line : lines) {
+    const problem_spec spec = parse_problem(line);
+    for (const schedule_choice& schedule : spec.schedules)
+      for (const std::string& budget : spec.budgets) {
+        line.set("schedule", schedule.name);
+        line.set("budget", budget);
+        fmt::print("{}\n", line.text());
+      }
+  }
+}
+
+// What goes to standard output as it comes, and to the report at the end.
+class parity_output {
+ public:
+  parity_output(const parity_options& options, const cqsa_context* context) : options_(options) {
+    report_ = fmt::format("cqsa parity --op {} --problems {} --backend {} --seed {}\n\n{}\n", options.op,
+                          options.lines.empty() ? options.problems.empty() ? "smoke" : options.problems : "(from --problem)",
+                          options.backend, options.seed, machine_text(context));
+    if (options.json) fmt::print("{}\n", dump(machine_json(context)));
+  }
+
+  void add(const trial_report& trial) {
+    ++(trial.skipped ? skipped_ : runs_);
+    std::string text = trial.text();
+    if (!trial.pass()) {
+      ++failures_;
+      text += "\n     reproduce: " + reproducer(trial.line, options_.backend, options_.threads);
+    }
+    report_ += text + "\n";
+    if (options_.json)
+      print_json(trial);
+    else if (!options_.quiet || !trial.pass())
+      fmt::print("{}\n", text);
+    std::fflush(stdout);
+  }
+
+  int finish(std::size_t problems) {
+    const std::string summary = fmt::format("{} problems, {} runs, {} skipped, {} failures: {}", problems, runs_, skipped_, failures_,
+                                            failures_ ? "FAIL" : "PASS");
+    report_ += "\n" + summary + "\n";
+    if (options_.json)
+      fmt::print("{}\n", dump({{"record", "summary"}, {"problems", problems}, {"runs", runs_}, {"skipped", skipped_},
+                               {"failures", failures_}, {"pass", failures_ == 0}}));
+    else
+      fmt::print("{}\n", summary);
+    if (!options_.report.empty()) write_report();
+    return failures_ == 0 ? kExitOk : kExitCheckFailed;
+  }
+
+ private:
+  static std::string dump(const nlohmann::ordered_json& json) {
+    return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  }
+  void print_json(const trial_report& trial) const {
+    nlohmann::ordered_json json = trial.json();
+    if (!trial.pass()) json["reproduce"] = reproducer(trial.line, options_.backend, options_.threads);
+    fmt::print("{}\n", dump(json));
+  }
+  void write_report() const {
+    std::ofstream file(options_.report);
+    file << report_ << std::flush;
+    if (!file) throw std::runtime_error(fmt::format("{}: {}", options_.report, std::strerror(errno)));
+  }
+
+  const parity_options& options_;
+  std::string report_;
+  int64_t runs_ = 0, skipped_ = 0, failures_ = 0;
+};
+
+trial_report failed(const problem_line& line, const std::string& why) {
+  trial_report report;
+  report.line = line;
+  report.failure = why;
+  return report;
+}
+
+// Operands that the library does not take, and a problem that no schedule takes, fail their line.
+void run_problem(cqsa_context* context, const problem_line& line, const parity_options& options, parity_output& output) {
+  const timing speed;
+  std::unique_ptr<problem_trials> trials;
+  try {
+    trials = std::make_unique<problem_trials>(context, line, options.threads);
+  } catch (const interrupted_error&) {
+    throw;
+  } catch (const std::exception& error) {
+    return output.add(failed(line, error.what()));
+  }
+  bool ran = false;
+  for (const schedule_choice& schedule : trials->spec().schedules)
+    for (const std::string& budget : trials->spec().budgets) {
+      const trial_report report = trials->run(schedule, budget, options.speed ? &speed : nullptr);
+      ran |= !report.skipped;
+      output.add(report);
+    }
+  if (!ran) output.add(failed(line, "the backend has no schedule for this problem"));
+}
+
+int run_parity(const parity_options& options) {
+  if (options.op != "attention") throw std::runtime_error(fmt::format("--op \"{}\": attention is wanted", options.op));
+  const std::vector<problem_line> lines = seeded(read_problems(options), options.seed);
+  if (options.list) {
+    list_runs(lines);
+    return kExitOk;
+  }
+  catch_signals();
+  const context_ptr context = make_context(options.backend, options.threads);
+  parity_output output(options, context.get());
+  for (const problem_line& line : lines) run_problem(context.get(), line, options, output);
+  return output.finish(lines.size());
+}
+
+}  // namespace
+
+void add_parity(CLI::App& app, int& status) {
+  const auto options = std::make_shared<parity_options>();
+  CLI::App& command = *app.add_subcommand("parity", "Compare the library with fp64 on files of problems, and time it");
+  command.add_option("--op", options->op, "the operation: attention (default)")->type_name("NAME");
+  command.add_option("--problems", options->problems, "smoke (default), ci, gpu, all, or a file with a problem on each line")->type_name("SET");
+  command.add_option("--problem", options->lines, "one problem: 'key=value key=value ..'; may be given again")->type_name("LINE");
+  command.add_option("--backend", options->backend, "auto, cpu, cuda, hip or the name of a plugin")->type_name("NAME");
+  command.add_option("--threads", options->threads, "host threads; default: one per core")->check(CLI::NonNegativeNumber);
+  command.add_option("--seed", options->seed, "seed of the first problem that has none; the next ones follow on")->type_name("N");
+  command.add_option("--report", options->report, "also write all results, with versions and machine, as text")->type_name("FILE");
+  command.add_flag("--list", options->list, "print one line for each run, and run nothing");
+  command.add_flag("--speed", options->speed, "also time every run that is right");
+  command.add_flag("--json", options->json, "print JSON lines: machine, trials, summary");
+  command.add_flag("--quiet", options->quiet, "print failures and the summary only");
+  command.callback([options, &status] { status = run_parity(*options); });
+}
+
+}  // namespace tool

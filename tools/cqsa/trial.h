@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// One run of a problem by the library, checked; and timed, if it was right.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "check.h"
+#include "problem.h"
+#include "problem_data.h"
+
+namespace tool {
+
+// How often to time: until both are reached, the best counts.
+struct timing {
+  int runs = 3;
+  double seconds = 0.2;
+};
+
+struct trial_report {
+  problem_line line;  // of this one run: what makes exactly it again
+  std::string failure;  // "" or why it failed, in one sentence
+  bool skipped = false;  // nothing ran: the backend has no such schedule, which `failure` says, and the line does not insist
+  std::string schedule, implementation;  // as planned
+  uint64_t budget = 0, peak = 0;         // bytes of the memory that binds; budget 0: none
+  check_report check;
+  double flops = 0;
+  double seconds = 0;  // 0: not timed
+
+  bool pass() const { return failure.empty() || skipped; }
+  double rate() const { return seconds > 0 ? flops / seconds : 0; }  // FLOP/s
+  std::string text() const;
+  nlohmann::ordered_json json() const;
+};
+
+// A problem with its operands and its reference, both made once for all its runs.
+class problem_trials {
+ public:
+  // threads: of the reference; 0: one per core. Throws when the operands do not fit the library's rules.
+  problem_trials(cqsa_context* context, const problem_line& line, int threads);
+
+  const problem_spec& spec() const { return spec_; }
+  // speed nullptr: not timed. Never throws for what the library does wrong; throws interrupted_error.
+  trial_report run(const schedule_choice& schedule, const std::string& budget, const timing* speed);
+
+ private:
+  void try_run(const schedule_choice& schedule, const std::string& budget, const timing* speed, trial_report& report);
+
+  cqsa_context* context_;
+  problem_line line_;
+  problem_spec spec_;
+  problem_data data_;
+  cqsa_attention_args args_;
+  row_reference reference_;
+};
+
+// `cqsa parity --op attention --problem '...'`, with the backend and the threads where they were given.
+std::string reproducer(const problem_line& line, const std::string& backend, int32_t threads);
+
+}  // namespace tool
