@@ -27,13 +27,22 @@ cqsa_status need_context(const cqsa_context* context) {
 
 cqsa_status need_plan(const cqsa_plan* plan) { return plan ? CQSA_OK : fail(CQSA_ERROR_NULL_POINTER, "plan is NULL"); }
 
+// An implementation that keeps no state (the f64 reference) still computes directly, so AUTO falls back to that.
+cqsa_status choose_implementation_for(const cqsa_backend_v1& backend, const hardware_model& machine, cqsa_plan& plan) {
+  const bool state = needs_state(plan.problem, machine);
+  const cqsa_status status = choose_implementation(backend, plan.problem, state, plan.impl);
+  if (status == CQSA_OK || !state || plan.problem.p.schedule != CQSA_SCHEDULE_AUTO) return status;
+  plan.problem.p.schedule = CQSA_SCHEDULE_DIRECT;
+  return choose_implementation(backend, plan.problem, false, plan.impl);
+}
+
 // Everything that is decided before operands are seen. The plan's context is not counted here.
 cqsa_status make_plan(cqsa_context* context, const hardware_model& machine, const cqsa_attention_params* params, cqsa_plan& plan) {
   CQSA_TRY(make_problem(params, plan.problem));
   plan.hardware = machine;
   plan.context = context;
   const cqsa_backend_v1* backend = context ? context->backend : machine.host ? cqsa_cpu_backend() : nullptr;
-  if (backend) CQSA_TRY(choose_implementation(*backend, plan.problem, needs_state(plan.problem, machine), plan.impl));
+  if (backend) CQSA_TRY(choose_implementation_for(*backend, machine, plan));
   return choose_schedule(plan.problem, machine, plan.impl, budget_of(plan.problem, machine), plan.choice, plan.cost);
 }
 

@@ -511,10 +511,12 @@ TEST_CASE("f64 is computed by the reference where no state is carried", "[device
   operands o = make(s, 91);
   const operands wanted = reference(o);
   cqsa_attention_params p = params_of(device_context(), o);
-  p.schedule = CQSA_SCHEDULE_DIRECT;
-  configure();
-  const outcome r = run(o, p);
-  INFO(r.error);
-  REQUIRE(r.status == CQSA_OK);
-  CHECK(error_of(o.out, wanted.out) < 1e-14);
+  for (const int32_t schedule : {CQSA_SCHEDULE_DIRECT, CQSA_SCHEDULE_AUTO}) {
+    p.schedule = schedule;
+    configure();
+    const outcome r = run(o, p);
+    INFO(r.error);
+    REQUIRE(r.status == CQSA_OK);
+    CHECK(error_of(o.out, wanted.out) < 1e-14);
+  }
 }
