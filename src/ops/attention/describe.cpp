@@ -109,6 +109,9 @@ cqsa_status machine_of(const cqsa_plan& plan, hardware_model& out) {
   return plan.context && plan.hardware.host ? hardware_of(*plan.context, rates::compute, out) : CQSA_OK;
 }
 
+// A plan for sizes that nobody has may move more bytes than a number can say; converting that is undefined.
+uint64_t whole_bytes(double bytes) { return bytes < 0x1p64 ? static_cast<uint64_t>(bytes) : UINT64_MAX; }
+
 }  // namespace
 
 cqsa_status describe_plan(const cqsa_plan& plan, cqsa_plan_info& info) {
@@ -129,8 +132,8 @@ cqsa_status describe_plan(const cqsa_plan& plan, cqsa_plan_info& info) {
   info.peak_host_bytes = plan.cost.host;
   info.peak_pinned_bytes = plan.cost.pinned;
   info.workspace_bytes = plan.cost.workspace;
-  info.bytes_in = static_cast<uint64_t>(plan.cost.bytes_in);
-  info.bytes_out = static_cast<uint64_t>(plan.cost.bytes_out);
+  info.bytes_in = whole_bytes(plan.cost.bytes_in);
+  info.bytes_out = whole_bytes(plan.cost.bytes_out);
   info.flops = problem_flops(plan.problem);
   info.seconds = plan.problem.empty() ? 0 : predicted_seconds(plan.problem, machine, c, plan.cost);
   const bool whole = c.schedule == CQSA_SCHEDULE_DIRECT || c.operands_resident;
