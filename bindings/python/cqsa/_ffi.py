@@ -121,6 +121,7 @@ class AttentionArgs(ctypes.Structure):
         ("cu_seqlens_q", c_void_p), ("cu_seqlens_k", c_void_p), ("seqused_k", c_void_p), ("page_table", c_void_p),
         ("out", c_void_p), ("lse", c_void_p), ("workspace", c_void_p), ("workspace_bytes", c_uint64),
         ("cancel", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p), ("info", c_void_p),
+        ("checkpoint", c_char_p),
     ]
 
 

@@ -70,7 +70,7 @@ struct footprint {
   int64_t tasks = 0;  // leaf calls
 };
 
-// Exact, with the code that carves the memory of a run. impl may be nullptr (a machine that is not here): leaf workspace 0.
+// Exact, with the code that carves the memory of a run (on a host backend host = workspace + resident pages of mapped operands). impl may be nullptr (a machine that is not here): leaf workspace 0.
 footprint host_footprint(const attention_problem&, const cqsa_attention_impl* impl, const schedule_choice&);
 footprint device_footprint(const attention_problem&, const cqsa_attention_impl* impl, const schedule_choice&);
 
