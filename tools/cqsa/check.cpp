@@ -39,7 +39,12 @@ int64_t integer(const cqsa_tensor& t, std::initializer_list<int64_t> index) {
 struct problem {
   const cqsa_attention_params& p;
   const cqsa_attention_args& a;
+  const std::function<void()>& now_and_then;
 
+  void pause() const {
+    if (interrupted()) throw interrupted_error();
+    now_and_then();
+  }
   bool has(uint32_t flag) const { return p.flags & flag; }
   bool varlen() const { return has(CQSA_ATTENTION_VARLEN); }
   int64_t query_rows() const { return varlen() ? p.total_q : p.batch * p.seqlen_q; }
@@ -161,7 +166,7 @@ template <class T> row_result attend(const problem& x, const row_place& r, cqsa_
   const key_range keys = visible_range(x, r);
   int64_t index[4] = {};
   for (int64_t j = keys.first; j < keys.last; ++j) {
-    if ((j & 0xFFF) == 0 && interrupted()) throw interrupted_error();
+    if ((j & 0x3FF) == 0) x.pause();
     if (x.a.mask && value(*x.a.mask, {r.batch, r.head, r.i, j}) == 0) continue;
     if (!key_index(x, r, j, index)) continue;
     read_key(x, r, *x.a.k, x.a.k_scale, index, k.data());
@@ -296,8 +301,8 @@ check_report report_of(const totals& t, const problem& x, int64_t rows) {
 }  // namespace
 
 check_report check_rows(const cqsa_attention_params& params, const cqsa_attention_args& args, int64_t rows, uint64_t seed,
-                        int threads, const std::function<void()>& after_row) {
-  const problem x{params, args};
+                        int threads, const std::function<void()>& now_and_then) {
+  const problem x{params, args, now_and_then};
   const std::vector<int64_t> chosen = sample(x.query_rows() * params.num_heads, rows, seed);
   std::atomic<std::size_t> next{0};
   std::mutex lock;
@@ -307,7 +312,7 @@ check_report check_rows(const cqsa_attention_params& params, const cqsa_attentio
   const auto work = [&] {
     try {
       totals mine;
-      for (std::size_t i; (i = next++) < chosen.size(); after_row()) check_row(x, chosen[i], mine);
+      for (std::size_t i; (i = next++) < chosen.size();) check_row(x, chosen[i], mine);
       const std::lock_guard guard(lock);
       sums.merge(mine);
     } catch (...) {

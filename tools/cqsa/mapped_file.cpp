@@ -107,8 +107,10 @@ output_file::output_file(const std::string& path, std::size_t size, output_mode 
 }
 
 void output_file::create(const std::string& path) {
-  temporary_ = path_ + ".XXXXXX";
-  fd_ = ::mkostemp(temporary_.data(), O_CLOEXEC);
+  // One that is to be kept has the same name every time, so that a kill before it takes its place leaves at most one behind.
+  const bool kept = mode_ == output_mode::kept;
+  temporary_ = path_ + (kept ? ".begun" : ".XXXXXX");
+  fd_ = kept ? ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) : ::mkostemp(temporary_.data(), O_CLOEXEC);
   if (fd_ < 0) {
     const int error = errno;
     temporary_.clear();

@@ -115,15 +115,8 @@ class block_runner {
   cqsa_status prepare_windows() {
     CQSA_TRY(pages_.find(whole_));
     mapped_budget_ = run_.plan->cost.host - run_.plan->cost.workspace;
-    const bool state = keeps_window_state(problem_, choice_);
-    const auto shrink = [](int64_t& size, int64_t step) {
-      if (size <= step) return false;
-      size = std::max(step, divided_up(size / 2, step) * step);
-      return true;
-    };
     while (resident(sizes_) > mapped_budget_)
-      if ((problem_.paged() || !shrink(sizes_.rows, choice_.leaf_tile_q)) && !(state && shrink(sizes_.keys, choice_.leaf_tile_k)) &&
-          !shrink(sizes_.heads, 1))
+      if (!shrink(sizes_))
         return fail(CQSA_ERROR_BUDGET_TOO_SMALL,
                     "params->max_host_bytes leaves %" PRIu64 " bytes for pages of mapped operands, but with the strides they have "
                     "the smallest block touches %" PRIu64,
@@ -131,6 +124,20 @@ class block_runner {
     run_.info.tile_q = sizes_.rows;
     run_.info.tile_k = sizes_.keys;
     return CQSA_OK;
+  }
+
+  // Rows and keys in turn, so that neither is passed over needlessly often.
+  bool shrink(block_sizes& sizes) const {
+    const auto halve = [](int64_t& size, int64_t step) {
+      if (size <= step) return false;
+      size = std::max(step, divided_up(size / 2, step) * step);
+      return true;
+    };
+    if (problem_.paged()) return halve(sizes.heads, 1);
+    const bool keys_first = choice_.window_state && sizes.keys > sizes.rows;
+    if (keys_first && halve(sizes.keys, choice_.leaf_tile_k)) return true;
+    return halve(sizes.rows, choice_.leaf_tile_q) || (choice_.window_state && halve(sizes.keys, choice_.leaf_tile_k)) ||
+           halve(sizes.heads, 1);
   }
 
   uint64_t resident(const block_sizes& sizes) const {
@@ -247,7 +254,7 @@ int64_t most_keys_of_rows(const attention_problem& problem, int64_t rows, int64_
   return std::clamp<int64_t>(rows + band.high - band.low + step, 0, problem.p.seqlen_k);
 }
 
-bool keeps_window_state(const attention_problem& problem, const schedule_choice& choice) {
+bool has_several_windows(const attention_problem& problem, const schedule_choice& choice) {
   return in_windows(problem, choice) && choice.tile_k < most_keys_of_rows(problem, choice.tile_q, choice.leaf_tile_k);
 }
 
@@ -255,7 +262,7 @@ int64_t window_tasks(const attention_problem& problem, const schedule_choice& ch
   const auto& p = problem.p;
   const int64_t groups = p.batch * divided_up(p.num_kv_heads, choice.group_heads);
   const int64_t row_blocks = divided_up(std::max<int64_t>(1, p.seqlen_q), choice.tile_q);
-  if (!keeps_window_state(problem, choice)) return groups * row_blocks;
+  if (!has_several_windows(problem, choice)) return groups * row_blocks;
   const key_band band = key_band::of(p, p.seqlen_q, p.seqlen_k);
   // Exact up to some thousands of blocks; beyond, from evenly spaced ones, so that planning takes no time.
   constexpr int64_t looked_at = 4096;

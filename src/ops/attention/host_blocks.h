@@ -12,8 +12,8 @@ bool in_windows(const attention_problem&, const schedule_choice&);
 // The most keys that `rows` neighbouring rows see, when windows begin at multiples of `step`.
 int64_t most_keys_of_rows(const attention_problem&, int64_t rows, int64_t step);
 
-// More than one window for some block: the f32 state of its rows is kept between them.
-bool keeps_window_state(const attention_problem&, const schedule_choice&);
+// Some block has more than one window.
+bool has_several_windows(const attention_problem&, const schedule_choice&);
 
 // Leaf calls of in_windows() runs (varlen: at most).
 int64_t window_tasks(const attention_problem&, const schedule_choice&);

@@ -168,26 +168,32 @@ class chooser {
         schedule_choice choice = host_choice(CQSA_SCHEDULE_STREAM, tile, workers);
         choice.group_batch = 1;
         choice.group_heads = heads;
-        offer_rows(choice, tile);
+        if (offer_rows(choice, tile)) break;
       }
   }
 
-  // From many rows to few, and for each the longest windows that fit.
-  void offer_rows(schedule_choice choice, const cqsa_leaf_tile& tile) {
+  // From many rows to few, and for each the longest windows that fit. Returns whether so many rows fit that reading the keys
+  // once for each block hides behind the arithmetic: fewer heads would gain nothing, and where heads are interleaved in memory
+  // they share the pages.
+  bool offer_rows(schedule_choice choice, const cqsa_leaf_tile& tile) {
+    constexpr int64_t enough = 1024;
     const auto& p = problem_.p;
     const int64_t all_rows = std::max<int64_t>(1, p.seqlen_q), all_keys = rounded_up(std::max<int64_t>(1, p.seqlen_k), tile.tile_k);
     const int64_t hinted_keys = std::max(tile.tile_k, p.tile_k / tile.tile_k * tile.tile_k);
-    const bool state = impl_ == nullptr || takes_state();
+    const bool state = choice.window_state = !problem_.paged() && (impl_ == nullptr || takes_state());
+    bool many = false;
     choice.tile_q = p.tile_q && !problem_.paged() ? std::min(all_rows, p.tile_q) : all_rows;
     while (true) {
       bool fits = false;
-      choice.tile_k = p.tile_k && state && !problem_.paged() ? std::min(all_keys, hinted_keys) : all_keys;
-      while (!(fits = offer(choice)) && state && !problem_.paged() && choice.tile_k > tile.tile_k)
+      choice.tile_k = p.tile_k && state ? std::min(all_keys, hinted_keys) : all_keys;
+      while (!(fits = offer(choice)) && state && choice.tile_k > tile.tile_k)
         choice.tile_k = std::max(tile.tile_k, rounded_up(choice.tile_k / 4, tile.tile_k));
+      many = many || (fits && (choice.tile_q >= enough || choice.tile_q == all_rows));
       if (fits && items_.size() && items_.back().seconds > fastest_ * tie) break;
       if (problem_.paged() || choice.tile_q <= tile.tile_q) break;
       choice.tile_q = std::max(tile.tile_q, rounded_up(choice.tile_q / 2, tile.tile_q));
     }
+    return many;
   }
 
   // Without a state between calls all keys of a row must be in one window.
@@ -424,7 +430,7 @@ double page_seconds(const attention_problem& problem, const schedule_choice& cho
   const double keys = static_cast<double>(std::min(choice.tile_k, most_keys_of_rows(problem, choice.tile_q, choice.leaf_tile_k)));
   const double windows = static_cast<double>(cost.tasks) * static_cast<double>(choice.group_heads);
   double bytes = windows * keys * static_cast<double>(problem.k_row_bytes() + problem.v_row_bytes());
-  if (keeps_window_state(problem, choice))
+  if (has_several_windows(problem, choice))
     bytes += windows * static_cast<double>(problem.ratio() * choice.tile_q * (problem.p.head_dim_v + 2)) * 8;
   return bytes / rate;
 }

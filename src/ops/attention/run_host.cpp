@@ -47,7 +47,7 @@ host_layout carve(const attention_problem& problem, const cqsa_attention_impl* i
     leaf.num_kv_heads = choice.group_heads;
     leaf.num_heads = choice.group_heads * problem.ratio();
   }
-  if (keeps_window_state(problem, choice)) {
+  if (choice.window_state) {
     const int64_t rows = choice.group_heads * problem.ratio() * choice.tile_q;
     layout.acc = memory.take<float>(rows * problem.p.head_dim_v);
     layout.m = memory.take<float>(rows);
