@@ -165,10 +165,10 @@ cqsa_status checkpoint::check_outputs(const fingerprint& seen) const {
 }
 
 cqsa_status checkpoint::sync_outputs() const {
-  constexpr uintptr_t page_mask = 4095;
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   for (const mapped_range& r : ranges_) {
     if (r.begin == r.end) continue;
-    const uintptr_t from = r.begin & ~page_mask;
+    const uintptr_t from = r.begin / page * page;
     if (::msync(reinterpret_cast<void*>(from), r.end - from, MS_SYNC) != 0)
       return fail(CQSA_ERROR_IO, "an output cannot be written to its file: %s", std::strerror(errno));
   }

@@ -83,10 +83,14 @@ class block_runner {
     row_blocks_ = divided_up(std::max<int64_t>(1, problem_.p.seqlen_q), sizes_.rows);
     run_.total = problem_.p.batch * head_groups_ * row_blocks_;
     const char* path = run_.args->checkpoint;
-    if (path == nullptr) return go_from(0, nullptr);
+    if (path == nullptr) {
+      clear_tail();
+      return go_from(0, nullptr);
+    }
     checkpoint saved;
     CQSA_TRY(open_checkpoint(path, saved));
     run_.done = saved.done();
+    clear_tail();
     const cqsa_status status = go_from(saved.done(), &saved);
     if (status == CQSA_OK) return saved.remove();
     saved.save_quietly();  // the reason of the failure is already written
@@ -138,6 +142,13 @@ class block_runner {
     if (keys_first && halve(sizes.keys, choice_.leaf_tile_k)) return true;
     return halve(sizes.rows, choice_.leaf_tile_q) || (choice_.window_state && halve(sizes.keys, choice_.leaf_tile_k)) ||
            halve(sizes.heads, 1);
+  }
+
+  void clear_tail() const {
+    if (!problem_.varlen()) return;
+    clear_rows_past_segments(problem_, whole_);
+    const int64_t last = index_at(whole_.cu_seqlens_q, whole_.index_dtype, whole_.batch);
+    if (windows_) pages_.drop_rows(whole_, {last, problem_.p.total_q - last, 0, 0});
   }
 
   uint64_t resident(const block_sizes& sizes) const {

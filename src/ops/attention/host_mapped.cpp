@@ -2,6 +2,7 @@
 #include "ops/attention/host_mapped.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cinttypes>
@@ -19,7 +20,6 @@ namespace {
 // A page fault maps the pages around it that are in memory, 64 KiB aligned (fault_around_bytes of Linux): the grain in which
 // resident bytes come and go.
 constexpr uint64_t grain = 64 << 10;
-constexpr uint64_t page = 4096;  // the least there is; larger pages are a divisor of the grain
 
 // A mapped operand as seen from a leaf; `whole` are its sizes in the problem, heads those of the leaf.
 struct part {
@@ -57,6 +57,7 @@ uint64_t all_of(const part& x) {
   if (is_empty(x)) return 0;
   const int64_t zero[4] = {};
   const extent e = extent_of(x.view, zero, x.whole);
+  const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   return (static_cast<uint64_t>(e.high - e.low) + page - 1) / page * page + page;
 }
 

@@ -246,6 +246,7 @@ cqsa_status check_checkpoint(const run_state& run) {
 cqsa_status run_schedule(run_state& run, const cqsa_attention_leaf& whole, const host_layout& layout) {
   if (run.plan->choice.schedule == CQSA_SCHEDULE_CQS) return run_cqs(run, whole, layout);
   if (run.args->checkpoint || in_windows(run.plan->problem, run.plan->choice)) return run_blocks(run, whole, layout);
+  clear_rows_past_segments(run.plan->problem, whole);
   return run_whole(run, whole, layout);
 }
 
@@ -278,7 +279,6 @@ cqsa_status run_host(run_state& run, const cqsa_attention_leaf& whole) {
   run.info.peak_host_bytes = memory.used();
   if (plan.problem.mapped() && !in_windows(plan.problem, plan.choice))
     run.info.peak_host_bytes += resident_bytes_of_all(plan.problem, whole);
-  clear_rows_past_segments(plan.problem, whole);
   const cqsa_status status = run_schedule(run, whole, layout);
   if (own) host_release(*plan.context, own, bytes);
   return status;
