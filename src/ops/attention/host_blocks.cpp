@@ -46,8 +46,8 @@ const void* entry_of(const void* array, cqsa_dtype type, int64_t i) {
 
 // Paged: the lengths and pages of the item alone.
 void select_pages(const cqsa_attention_leaf& whole, int64_t item, cqsa_attention_leaf& leaf) {
-  leaf.k.data = whole.k.data, leaf.v.data = whole.v.data;  // axis 0 of a pool is the page, not the item
-  leaf.k_scale.data = whole.k_scale.data, leaf.v_scale.data = whole.v_scale.data;
+  for (cqsa_view* view : {&leaf.k, &leaf.v, &leaf.k_scale, &leaf.v_scale})  // axis 0 of a pool is the page, not the item
+    if (view->data) view->data = static_cast<char*>(view->data) - item * view->stride[0] * dtype_bytes(view->dtype);
   leaf.page_table = whole.page_table + item * whole.page_table_stride[0];
   leaf.cu_seqlens_q = entry_of(whole.cu_seqlens_q, whole.index_dtype, item);
   leaf.seqused_k = entry_of(whole.seqused_k, static_cast<cqsa_dtype>(whole.seqused_dtype), item);
@@ -89,7 +89,6 @@ class block_runner {
     }
     checkpoint saved;
     CQSA_TRY(open_checkpoint(path, saved));
-    run_.done = saved.done();
     clear_tail();
     const cqsa_status status = go_from(saved.done(), &saved);
     if (status == CQSA_OK) return saved.remove();
@@ -158,7 +157,7 @@ class block_runner {
     return resident_bytes(problem_, leaf, sizes.rows, std::min(sizes.keys, most_keys_of_rows(problem_, sizes.rows, choice_.leaf_tile_k)));
   }
 
-  cqsa_status open_checkpoint(const char* path, checkpoint& saved) const {
+  cqsa_status open_checkpoint(const char* path, checkpoint& saved) {
     const schedule_choice& c = choice_;
     fingerprint shape;
     attention_problem unbounded = problem_;  // another budget that leads to the same plan is fine
@@ -170,6 +169,7 @@ class block_runner {
     mapped_range outputs[2];
     CQSA_TRY(find_shared_outputs(problem_, whole_, outputs));
     CQSA_TRY(saved.open(path, shape.value(), fingerprint_of_operands(problem_, whole_), run_.total, outputs));
+    run_.done = saved.done();
     return check_outputs(saved);
   }
 
