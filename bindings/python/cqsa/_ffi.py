@@ -46,7 +46,7 @@ BACKEND_STATES: Tuple[str, ...] = (
     "ready", "not_found", "load_failed", "abi_mismatch", "no_driver", "no_device", "no_device_code")
 CAUSAL: Dict[str, int] = {"none": 0, "top_left": 1, "bottom_right": 2}
 SCHEDULES: Tuple[str, ...] = ("auto", "direct", "stream", "cqs")
-MEMORIES: Tuple[str, ...] = ("host", "pinned", "device", "tile")
+MEMORIES: Tuple[str, ...] = ("host", "pinned", "device", "tile", "mapped")
 
 ATTENTION_WINDOW = 1 << 0
 ATTENTION_BATCH_INVARIANT = 1 << 9
