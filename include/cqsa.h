@@ -342,8 +342,8 @@ enum {
   CQSA_MEMORY_TILE = 3,   /* in cqsa_plan_info only: on the device, but never more than a tile of it */
   /* Host backends: a mapping of a file, MAP_SHARED, or private and read-only. Its pages that are resident because of a run
    * count in max_host_bytes, and the run lets them go behind itself (madvise MADV_DONTNEED, which loses nothing in such a
-   * mapping), so operands may be larger than memory. Not for paged keys. The file must not get shorter during the run: reading
-   * past its end is SIGBUS, which no library can turn into a status. */
+   * mapping), so operands may be larger than memory. Not for paged keys. The file must not get shorter during the run, and an
+   * output's disk space must be there before it (posix_fallocate): otherwise SIGBUS, which no library can turn into a status. */
   CQSA_MEMORY_MAPPED = 4
 };
 

@@ -7,8 +7,10 @@
 #endif
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -269,6 +271,20 @@ TEST_CASE("what cannot be mapped or resumed is refused before anything is writte
   SECTION("a folder that is not there") {
     p.args.checkpoint = "/tmp/no such folder of cqsa/state";
     refuse(CQSA_ERROR_IO, "No such file");
+  }
+  SECTION("a state that cannot be written") {
+    p.args.checkpoint = p.state.c_str();
+    rlimit before{};
+    getrlimit(RLIMIT_FSIZE, &before);
+    const rlimit tiny{16, before.rlim_max};
+    const auto handler = signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &tiny);
+    const cqsa_status status = p.run();
+    setrlimit(RLIMIT_FSIZE, &before);
+    signal(SIGXFSZ, handler);
+    CHECK(status == CQSA_ERROR_IO);
+    CHECK(std::strstr(cqsa_last_error(), "cannot be written") != nullptr);
+    CHECK(access((p.state + ".tmp").c_str(), F_OK) != 0);
   }
   SECTION("cqs keeps partial results") {
     p.args.checkpoint = p.state.c_str();

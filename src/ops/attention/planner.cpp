@@ -178,13 +178,14 @@ class chooser {
   bool offer_rows(schedule_choice choice, const cqsa_leaf_tile& tile) {
     constexpr int64_t enough = 1024;
     const auto& p = problem_.p;
-    const int64_t all_rows = std::max<int64_t>(1, p.seqlen_q), all_keys = rounded_up(std::max<int64_t>(1, p.seqlen_k), tile.tile_k);
+    const int64_t all_rows = std::max<int64_t>(1, p.seqlen_q);
     const int64_t hinted_keys = std::max(tile.tile_k, p.tile_k / tile.tile_k * tile.tile_k);
     const bool state = choice.window_state = !problem_.paged() && (impl_ == nullptr || takes_state());
     bool many = false;
     choice.tile_q = p.tile_q && !problem_.paged() ? std::min(all_rows, p.tile_q) : all_rows;
     while (true) {
       bool fits = false;
+      const int64_t all_keys = rounded_up(std::max<int64_t>(1, most_keys_of_rows(problem_, choice.tile_q, tile.tile_k)), tile.tile_k);
       choice.tile_k = p.tile_k && state ? std::min(all_keys, hinted_keys) : all_keys;
       while (!(fits = offer(choice)) && state && choice.tile_k > tile.tile_k)
         choice.tile_k = std::max(tile.tile_k, rounded_up(choice.tile_k / 4, tile.tile_k));
