@@ -16,4 +16,5 @@ strip -o "$stripped" "$library"
 echo "$(date +%F), $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $(nproc) cores"
 echo "library, stripped: $(( $(stat -c %s "$stripped") / 1024 )) KiB (bar 3 MiB)"
 build/bench/bin/bench_cpu_attention "$@" "$stripped"
+python3 benchmarks/out_of_core.py --tool build/bench/bin/cqsa
 rm -f "$stripped"

@@ -121,6 +121,8 @@ enum {
   CQSA_ERROR_CANCELLED = 60, /* the cancel flag was set, or a progress callback asked to stop */
   CQSA_ERROR_CALLBACK = 61,  /* a callback failed: parallel_for returned non-zero or left tasks out */
   CQSA_ERROR_RUNTIME = 62,   /* the device or its driver reported a failure */
+  CQSA_ERROR_IO = 63,        /* a file could not be read or written: outputs or checkpoint */
+  CQSA_ERROR_CHECKPOINT = 64, /* the checkpoint is damaged, or of another version, problem, plan, input or output */
 
   CQSA_ERROR_INTERNAL = 80 /* a defect of the library; please report it with the message */
 };
@@ -337,7 +339,12 @@ enum {
   CQSA_MEMORY_HOST = 0,   /* ordinary host memory */
   CQSA_MEMORY_PINNED = 1, /* page-locked host memory */
   CQSA_MEMORY_DEVICE = 2, /* memory of the context's device */
-  CQSA_MEMORY_TILE = 3    /* in cqsa_plan_info only: on the device, but never more than a tile of it */
+  CQSA_MEMORY_TILE = 3,   /* in cqsa_plan_info only: on the device, but never more than a tile of it */
+  /* Host backends: a mapping of a file, MAP_SHARED, or private and read-only. Its pages that are resident because of a run
+   * count in max_host_bytes, and the run lets them go behind itself (madvise MADV_DONTNEED, which loses nothing in such a
+   * mapping), so operands may be larger than memory. Not for paged keys. The file must not get shorter during the run, and an
+   * output's disk space must be there before it (posix_fallocate): otherwise SIGBUS, which no library can turn into a status. */
+  CQSA_MEMORY_MAPPED = 4
 };
 
 /* Shape of the scales of 8-bit keys and values. */
@@ -414,7 +421,7 @@ typedef struct cqsa_attention_params {
 
   /* The budget: what the library itself may allocate for the call, in bytes; operands and outputs are not counted, nor are
    * the device driver's own context and code. 0: no limit, but of device memory a tenth of what is free is left to others.
-   * On the CPU backend max_host_bytes is the one that binds. */
+   * Resident pages of operands that are CQSA_MEMORY_MAPPED do count, in max_host_bytes. On the CPU backend max_host_bytes is the one that binds. */
   uint64_t max_device_bytes;
   uint64_t max_host_bytes; /* pageable host memory */
   uint64_t max_pinned_bytes;
@@ -481,9 +488,16 @@ typedef struct cqsa_attention_args {
   cqsa_progress_fn progress;
   void *progress_user;
   cqsa_run_info *info; /* NULL, or filled with what the run did */
+  /* NULL, or the path of a file that keeps how far the run has come, so that the same call after a crash, a kill or a cancel
+   * goes on from there: finished tiles are not computed again, and the outputs get the bits of a run that was never stopped.
+   * Host backends, schedules direct and stream; out and lse must lie in MAP_SHARED mappings of files, which the caller keeps.
+   * The file is replaced atomically, after the outputs it vouches for are on disk, as often as costs 2 % of the time; it
+   * is removed when the run is complete. A file of other params, plan, inputs or outputs: CQSA_ERROR_CHECKPOINT. Inputs are
+   * compared by samples. */
+  const char *checkpoint;
 } cqsa_attention_args;
 #define CQSA_ATTENTION_ARGS_INIT \
-  { sizeof(cqsa_attention_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(cqsa_attention_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
 CQSA_API void cqsa_attention_args_init(cqsa_attention_args *args, uint64_t size);
 
@@ -582,7 +596,7 @@ CQSA_API cqsa_status cqsa_workspace_query(const cqsa_plan *plan, uint64_t *bytes
 CQSA_API cqsa_status cqsa_workspace_init(const cqsa_plan *plan, void *workspace, uint64_t bytes);
 
 /* Runs a plan on operands that match its params. Blocking; stream: NULL. Errors: those of args (1 to 11), OUT_OF_* with the
- * bytes, CANCELLED, CALLBACK, RUNTIME. Thread class: const (plan), each run with its own workspace. Since 0.1. */
+ * bytes, CANCELLED, CALLBACK, RUNTIME, IO, CHECKPOINT. Thread class: const (plan), each run with its own workspace. Since 0.1. */
 CQSA_API cqsa_status cqsa_attention_execute(const cqsa_plan *plan, const cqsa_attention_args *args, void *stream);
 
 /* ================================================================================================================

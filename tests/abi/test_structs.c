@@ -2,6 +2,7 @@
  *
  * The struct_size rule at every public function that takes a struct: a size nobody had, a dirty tail and an unknown flag are
  * refused with the right status; a clean larger struct of a newer caller is not. Linked with the library, as a program is. */
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,8 +93,8 @@ static void expect(const char *name, const char *what, call_fn call, big *memory
   }
 }
 
-/* `good`: a whole struct of `size` bytes that the call accepts. has_flags: the flags are the caller's (not an output). */
-static void check(const char *name, call_fn call, const void *good, uint32_t size, int has_flags) {
+/* `good`: a whole struct of `size` bytes that the call accepts; `first`: the size it was born with. has_flags: the flags are the caller's (not an output). */
+static void check(const char *name, call_fn call, const void *good, uint32_t first, uint32_t size, int has_flags) {
   static const uint32_t wrong[] = {0, 4, 7, 8, 70000, 0xFFFFFFFFu};
   uint32_t stated, i, flag = 1u << 31;
   big memory;
@@ -107,8 +108,11 @@ static void check(const char *name, call_fn call, const void *good, uint32_t siz
     expect(name, "a size nobody had", call, &memory, CQSA_ERROR_STRUCT_SIZE);
   }
   FRESH();
-  STATE(size - 8);
+  STATE(first - 8);
   expect(name, "smaller than the first version", call, &memory, CQSA_ERROR_STRUCT_SIZE);
+  FRESH();
+  STATE(first);
+  expect(name, "as the first version had it", call, &memory, CQSA_OK);
   FRESH();
   STATE(size + TAIL);
   expect(name, "larger with a clean tail", call, &memory, CQSA_OK);
@@ -139,7 +143,9 @@ static void make_tensors(void) {
   lse.shape = lse_shape;
 }
 
-#define CHECK(call, object, has_flags) check(#call, call, &(object), (uint32_t)sizeof(object), has_flags)
+#define CHECK_FROM(call, object, first, has_flags) \
+  check(#call, call, &(object), (uint32_t)(first), (uint32_t)sizeof(object), has_flags)
+#define CHECK(call, object, has_flags) CHECK_FROM(call, object, sizeof(object), has_flags)
 
 int main(void) {
   cqsa_context_params context_params = CQSA_CONTEXT_PARAMS_INIT;
@@ -166,8 +172,8 @@ int main(void) {
   CHECK(call_params, params, 1);
   CHECK(call_params, empty_params, 1);
   CHECK(call_params_of, empty_params, 1);
-  CHECK(call_args, args, 1);
-  CHECK(call_execute, args, 1);
+  CHECK_FROM(call_args, args, offsetof(cqsa_attention_args, checkpoint), 1);
+  CHECK_FROM(call_execute, args, offsetof(cqsa_attention_args, checkpoint), 1);
   CHECK(call_run_info, run_info, 0);
   CHECK(call_describe, plan_info, 0);
   CHECK(call_merge, merge, 1);

@@ -200,7 +200,7 @@ TEST_CASE("params: element types and scales", "[problem]") {
 TEST_CASE("params: rules, places, schedule", "[problem]") {
   check_table({
       {base, WITH(p.memory_q = CQSA_MEMORY_TILE), invalid, {"params->memory_q", "CQSA_MEMORY_TILE (3)"}},
-      {base, WITH(p.memory_kv = 4), unknown, {"params->memory_kv is 4"}},
+      {base, WITH(p.memory_kv = 5), unknown, {"params->memory_kv is 5"}},
       {base, WITH(p.memory_out = -1), unknown, {"params->memory_out is -1"}},
       {base, WITH(p.causal = 3), unknown, {"params->causal is 3", "CQSA_CAUSAL"}},
       {base, WITH(p.window_left = 128), invalid, {"params->window_left is 128", "CQSA_ATTENTION_WINDOW"}},

@@ -36,10 +36,17 @@ int64_t integer(const cqsa_tensor& t, std::initializer_list<int64_t> index) {
   return static_cast<int64_t>(value(t, index));  // exact up to 2^53
 }
 
+const std::function<void()> nothing = [] {};
+
 struct problem {
   const cqsa_attention_params& p;
   const cqsa_attention_args& a;
+  const std::function<void()>& now_and_then;
 
+  void pause() const {
+    if (interrupted()) throw interrupted_error();
+    now_and_then();
+  }
   bool has(uint32_t flag) const { return p.flags & flag; }
   bool varlen() const { return has(CQSA_ATTENTION_VARLEN); }
   int64_t query_rows() const { return varlen() ? p.total_q : p.batch * p.seqlen_q; }
@@ -163,7 +170,7 @@ template <class T> row_result attend(const problem& x, const row_place& r, cqsa_
   const key_range keys = visible_range(x, r);
   int64_t index[4] = {};
   for (int64_t j = keys.first; j < keys.last; ++j) {
-    if ((j & 0xFFF) == 0 && interrupted()) throw interrupted_error();
+    if ((j & 0x3FF) == 0) x.pause();
     if (x.a.mask && value(*x.a.mask, {r.batch, r.head, r.i, j}) == 0) continue;
     if (!key_index(x, r, j, index)) continue;
     read_key(x, r, *x.a.k, x.a.k_scale, index, k.data());
@@ -333,19 +340,16 @@ void in_parallel(std::size_t count, int threads, const std::function<void(std::s
 }  // namespace
 
 check_report check_rows(const cqsa_attention_params& params, const cqsa_attention_args& args, int64_t rows, uint64_t seed,
-                        int threads, const std::function<void()>& after_row) {
-  const problem x{params, args};
+                        int threads, const std::function<void()>& now_and_then) {
+  const problem x{params, args, now_and_then};
   const std::vector<int64_t> chosen = sample(x.query_rows() * params.num_heads, rows, seed);
   std::mutex lock;
   totals sums;
   in_parallel(chosen.size(), threads, [&](std::size_t i) {
     totals mine;
     compare_row(x, chosen[i], answer_of(x, chosen[i]), mine);
-    {
-      const std::lock_guard guard(lock);
-      sums.merge(mine);
-    }
-    after_row();
+    const std::lock_guard guard(lock);
+    sums.merge(mine);
   });
   return report_of(sums, x, static_cast<int64_t>(chosen.size()), 1);
 }
@@ -360,7 +364,7 @@ struct row_reference::contents {
 row_reference::row_reference(const cqsa_attention_params& params, const cqsa_attention_args& args, int64_t rows, uint64_t seed,
                              int threads)
     : contents_(new contents{params, args, {}, {}}) {
-  const problem x{params, args};
+  const problem x{params, args, nothing};
   const int64_t total = x.query_rows() * params.num_heads;
   contents_->rows = sample(total, rows > 0 ? rows : total, seed);
   contents_->answers.resize(contents_->rows.size());
@@ -371,14 +375,14 @@ row_reference::row_reference(const cqsa_attention_params& params, const cqsa_att
 row_reference::~row_reference() = default;
 
 check_report row_reference::compare(double tolerance) const {
-  const problem x{contents_->params, contents_->args};
+  const problem x{contents_->params, contents_->args, nothing};
   totals sums;
   for (std::size_t i = 0; i < contents_->rows.size(); ++i) compare_row(x, contents_->rows[i], contents_->answers[i], sums);
   return report_of(sums, x, static_cast<int64_t>(contents_->rows.size()), tolerance);
 }
 
 std::vector<bool> seen_keys(const cqsa_attention_params& params, const cqsa_attention_args& args) {
-  const problem x{params, args};
+  const problem x{params, args, nothing};
   const cqsa_tensor& k = *args.k;
   int64_t total = 1;
   for (int axis = 0; axis + 1 < k.ndim; ++axis) total *= k.shape[axis];
@@ -420,7 +424,7 @@ std::vector<bool> seen_keys(const cqsa_attention_params& params, const cqsa_atte
 }
 
 double visible_pairs(const cqsa_attention_params& params, const cqsa_attention_args& args) {
-  const problem x{params, args};
+  const problem x{params, args, nothing};
   const int64_t rows = x.query_rows() * params.num_heads;
   int64_t pairs = 0;
   for (int64_t flat = 0; flat < rows; ++flat) {

@@ -26,10 +26,10 @@ struct check_report {
 };
 
 // params as completed by cqsa_attention_params_of(); args with operands and results in host memory, strides not NULL.
-// rows: how many, spread over batch, heads and sequence. after_row is called now and then, from any thread.
+// rows: how many, spread over batch, heads and sequence. now_and_then is called every some hundred keys, from any thread.
 // Throws interrupted_error.
 check_report check_rows(const cqsa_attention_params& params, const cqsa_attention_args& args, int64_t rows, uint64_t seed,
-                        int threads, const std::function<void()>& after_row);
+                        int threads, const std::function<void()>& now_and_then);
 
 // The exact and the naive rows, computed once, for several results of the same operands.
 class row_reference {

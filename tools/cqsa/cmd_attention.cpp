@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <fstream>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
@@ -31,7 +31,7 @@ using nlohmann::ordered_json;
 
 struct run_options {
   attention_options attention;
-  std::string input, q, k, v, output, out_dtype, layout = "bhsd";
+  std::string input, q, k, v, output, out_dtype, resume, layout = "bhsd";
   double softmax_scale = 0, softcap = 0;
   int32_t threads = 0;
   int64_t check_rows = 0;
@@ -82,6 +82,12 @@ class inputs {
   const file_array& array(const char* name) const { return arrays_[index_of(name)]; }
   void drop_pages() const {
     for (const mapped_file& file : files_) file.drop_pages();
+  }
+  void require_unchanged() const {
+    for (const mapped_file& file : files_) file.require_unchanged();
+  }
+  bool is_one_of_them(const struct stat& status) const {
+    return std::any_of(files_.begin(), files_.end(), [&](const mapped_file& file) { return file.is_file(status); });
   }
 
  private:
@@ -157,7 +163,7 @@ std::string lse_path(const std::string& output) { return output.substr(0, output
 // The results: one .safetensors file with out and lse, or one .npy file for each.
 class outputs {
  public:
-  outputs(const run_options& options, const inputs& in) {
+  outputs(const run_options& options, const inputs& in) : mode_(mode_of(options, in)) {
     const file_array& q = in.array("q");
     const cqsa_dtype dtype = options.out_dtype.empty() ? q.type->dtype : dtype_by_name(options.out_dtype);
     output_array out{"out", dtype, q.shape};
@@ -204,6 +210,18 @@ class outputs {
   const std::string& text() const { return text_; }
 
  private:
+  // With a state to go on from, the output that was begun is wanted; without one yet, a new file that stays.
+  static output_mode mode_of(const run_options& options, const inputs& in) {
+    if (options.resume.empty()) return output_mode::temporary;
+    for (const std::string& path : {options.output, ends_with(options.output, ".npy") ? lse_path(options.output) : options.output}) {
+      struct stat status;
+      if (::stat(path.c_str(), &status) == 0 && in.is_one_of_them(status))
+        throw std::runtime_error(fmt::format("-o {}: is an input, which --resume would overwrite as it goes", path));
+    }
+    std::error_code error;
+    return std::filesystem::exists(options.resume, error) ? output_mode::continued : output_mode::kept;
+  }
+
   static int64_t byte_size(const output_array& array) {
     return byte_count(array.shape, type_of(array.dtype).bytes, array.name);
   }
@@ -212,11 +230,12 @@ class outputs {
   void place(tensor_view& view, const output_array& array, const std::string& path, std::string header, int64_t offset,
              int64_t data_bytes) {
     header_size_ = header.size();
-    files_.emplace_back(path, header.size() + static_cast<std::size_t>(data_bytes));
+    files_.emplace_back(path, header.size() + static_cast<std::size_t>(data_bytes), mode_);
     view.set(files_.back().bytes().data() + header.size() + offset, array.dtype, array.shape);
     headers_.push_back(std::move(header));
   }
 
+  output_mode mode_;
   std::vector<output_file> files_;
   std::vector<std::string> headers_;
   std::size_t header_size_ = 0;
@@ -224,57 +243,45 @@ class outputs {
   std::string text_;
 };
 
-// Bytes of mapped files in this process's resident set.
-uint64_t resident_file_bytes() {
-  std::ifstream statm("/proc/self/statm");
-  uint64_t size = 0, resident = 0, shared = 0;
-  statm >> size >> resident >> shared;
-  return statm ? shared * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) : 0;
-}
-
-constexpr uint64_t kLeastResident = 16 << 20;
-
-// With a budget, the pages of the mapped files are let go before they outgrow it too.
-struct page_limit {
-  const inputs& in;
-  const outputs& out;
-  uint64_t bytes;  // 0: none
-
-  void keep() const {
-    if (bytes == 0 || resident_file_bytes() <= bytes) return;
-    in.drop_pages();
-    out.drop_pages();
-  }
-};
-
-uint64_t page_bytes(const run_options& options) {
-  return options.attention.memory.empty() ? 0 : std::max(parse_bytes(options.attention.memory), kLeastResident);
-}
-
 // What happens between tiles.
 struct run_watch {
   progress_bar bar;
-  const page_limit& pages;
 
   static int32_t step(void* user, int64_t done, int64_t total) {
-    auto& self = *static_cast<run_watch*>(user);
-    self.bar.show(done, total);
-    self.pages.keep();
+    static_cast<run_watch*>(user)->bar.show(done, total);
     return 0;
   }
 };
 
-cqsa_run_info execute(const cqsa_plan* plan, cqsa_attention_args args, bool show_progress, const page_limit& pages) {
-  run_watch watch{progress_bar(show_progress), pages};
+cqsa_run_info execute(const cqsa_plan* plan, cqsa_attention_args args, const run_options& options) {
+  run_watch watch{progress_bar(!options.quiet)};
   cqsa_run_info info = CQSA_RUN_INFO_INIT;
   args.info = &info;
   args.cancel = interrupt_flag();
   args.progress = run_watch::step;
   args.progress_user = &watch;
+  args.checkpoint = options.resume.empty() ? nullptr : options.resume.c_str();
   const cqsa_status status = cqsa_attention_execute(plan, &args, nullptr);
-  if (status == CQSA_ERROR_CANCELLED) throw interrupted_error();
+  if (status == CQSA_ERROR_CANCELLED) throw interrupted_error(options.resume);
   require(status);
   return info;
+}
+
+// The files' resident pages count in the budget. A budget below that of the smallest blocks is still one for the library's own
+// memory; the plan's line then says q=host instead of q=mapped.
+plan_ptr plan_for_files(cqsa_context* context, const inputs& in, cqsa_attention_params& params) {
+  if (!is_host_backend(cqsa_context_backend(context)) || params.max_host_bytes == 0) return make_plan(context, params);
+  cqsa_attention_params mapped = params;
+  mapped.memory_q = mapped.memory_out = CQSA_MEMORY_MAPPED;
+  mapped.memory_kv = in.has("page_table") ? CQSA_MEMORY_HOST : CQSA_MEMORY_MAPPED;
+  try {
+    plan_ptr plan = make_plan(context, mapped);
+    params = mapped;
+    return plan;
+  } catch (const library_error& error) {
+    if (error.status != CQSA_ERROR_BUDGET_TOO_SMALL) throw;
+  }
+  return make_plan(context, params);
 }
 
 std::string peaks_text(const cqsa_run_info& run, const cqsa_attention_params& params) {
@@ -346,20 +353,22 @@ int run_attention(const run_options& options) {
   in.bind(args);
   out.bind(args);
   require(cqsa_attention_params_of(context.get(), &args, &params));
-  const plan_ptr plan = make_plan(context.get(), params);
+  const plan_ptr plan = plan_for_files(context.get(), in, params);
   if (talk) fmt::print("{}\n", plan_line(plan.get()));
   std::fflush(stdout);
 
   out.prepare();
-  const page_limit pages{in, out, page_bytes(options)};
-  const cqsa_run_info run = execute(plan.get(), args, !options.quiet, pages);
+  const cqsa_run_info run = execute(plan.get(), args, options);
   if (talk) fmt::print("{}\n{}\n", plan_line(plan.get(), &run), peaks_text(run, params));
   std::fflush(stdout);
 
   check_report check;
   if (options.check_rows > 0)
-    check = check_rows(params, args, options.check_rows, 1, check_threads(options.threads), [&] { pages.keep(); });
+    check = check_rows(params, args, options.check_rows, 1, check_threads(options.threads), [&] {
+      if (params.memory_q == CQSA_MEMORY_MAPPED) in.drop_pages(), out.drop_pages();
+    });
   if (interrupted()) throw interrupted_error();
+  in.require_unchanged();
   out.commit();
   if (talk && options.check_rows > 0) fmt::print("{}\n", check_text(check));
   if (talk) fmt::print("wrote {}: out {}\n", options.output, out.text());
@@ -393,6 +402,9 @@ void add_attention(CLI::App& app, int& status) {
   command.add_option("--out-dtype", options->out_dtype, "f16, bf16, f32 or f64; default: as q")->type_name("TYPE");
   command.add_flag("--lse", options->lse, "also write the logarithms of the softmax sums");
   command.add_flag("--check{64}", options->check_rows, "compare so many rows (default 64) with an fp64 computation");
+  command.add_option("--resume", options->resume,
+                     "keep how far the run has come in this file, and go on from there when it exists")
+      ->type_name("STATE");
   command.add_flag("--json", options->json, "print one JSON object with plan, run and check");
   command.add_flag("--quiet", options->quiet, "print errors only");
   command.callback([options, &status] { status = run_attention(*options); });

@@ -52,6 +52,8 @@ void handle(int signal, void (*handler)(int)) {
 void catch_signals() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) handle(signal, on_stop);
   handle(SIGBUS, on_bus_error);
+  // A file that may not grow further is then an error that names the file.
+  ::signal(SIGXFSZ, SIG_IGN);
 }
 
 const int32_t* interrupt_flag() { return &flag; }

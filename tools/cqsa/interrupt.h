@@ -8,7 +8,9 @@
 namespace tool {
 
 struct interrupted_error : std::runtime_error {
-  interrupted_error() : std::runtime_error("interrupted; no output was written") {}
+  explicit interrupted_error(const std::string& state = "")
+      : std::runtime_error(state.empty() ? "interrupted; no output was written"
+                                         : "interrupted; the same command with --resume " + state + " goes on from here") {}
 };
 
 // From here on SIGINT, SIGTERM and SIGHUP set the flag instead of ending the process, and SIGBUS (a mapped file shrank while

@@ -52,7 +52,7 @@ BACKEND_STATES: Tuple[str, ...] = (
     "ready", "not_found", "load_failed", "abi_mismatch", "no_driver", "no_device", "no_device_code")
 CAUSAL: Dict[str, int] = {"none": 0, "top_left": 1, "bottom_right": 2}
 SCHEDULES: Tuple[str, ...] = ("auto", "direct", "stream", "cqs")
-MEMORIES: Tuple[str, ...] = ("host", "pinned", "device", "tile")
+MEMORIES: Tuple[str, ...] = ("host", "pinned", "device", "tile", "mapped")
 
 ATTENTION_WINDOW = 1 << 0
 ATTENTION_BATCH_INVARIANT = 1 << 9
@@ -127,6 +127,7 @@ class AttentionArgs(ctypes.Structure):
         ("cu_seqlens_q", c_void_p), ("cu_seqlens_k", c_void_p), ("seqused_k", c_void_p), ("page_table", c_void_p),
         ("out", c_void_p), ("lse", c_void_p), ("workspace", c_void_p), ("workspace_bytes", c_uint64),
         ("cancel", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p), ("info", c_void_p),
+        ("checkpoint", c_char_p),
     ]
 
 

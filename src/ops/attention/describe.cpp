@@ -36,8 +36,8 @@ std::string seconds_text(double seconds) {
 }
 
 const char* memory_name(int32_t memory) {
-  const char* const names[] = {"host", "pinned", "device", "tile"};
-  return memory >= 0 && memory < 4 ? names[memory] : "?";
+  const char* const names[] = {"host", "pinned", "device", "tile", "mapped"};
+  return memory >= 0 && memory < 5 ? names[memory] : "?";
 }
 
 const char* schedule_name(int32_t schedule) {
@@ -47,7 +47,7 @@ const char* schedule_name(int32_t schedule) {
 
 // Where an operand is while the kernels work.
 int32_t place(const cqsa_plan& plan, int32_t memory, bool whole_on_device) {
-  if (plan.hardware.host) return CQSA_MEMORY_HOST;
+  if (plan.hardware.host) return memory == CQSA_MEMORY_MAPPED ? memory : CQSA_MEMORY_HOST;
   return memory == CQSA_MEMORY_DEVICE || whole_on_device ? CQSA_MEMORY_DEVICE : CQSA_MEMORY_TILE;
 }
 
@@ -140,7 +140,7 @@ cqsa_status describe_plan(const cqsa_plan& plan, cqsa_plan_info& info) {
   info.place_q = place(plan, p.memory_q, whole);
   info.place_kv = place(plan, p.memory_kv, whole);
   info.place_acc = accumulator_place(c, plan.hardware.host);
-  info.place_out = plan.hardware.host ? CQSA_MEMORY_HOST : p.memory_out;
+  info.place_out = plan.hardware.host ? place(plan, p.memory_out, false) : p.memory_out;
   std::snprintf(info.implementation, sizeof info.implementation, "%s", plan.impl ? plan.impl->name : "model");
   std::snprintf(info.backend, sizeof info.backend, "%s", plan.hardware.backend);
   return CQSA_OK;

@@ -51,6 +51,7 @@ struct schedule_choice {
   int64_t tile_k = 0;           // keys resident at a time (CQS: likewise)
   int64_t leaf_tile_q = 0;      // tiling of the leaf
   int64_t leaf_tile_k = 0;
+  bool window_state = false;    // host, mapped operands: memory for the f32 state of a block's rows between windows of keys
   int32_t workers = 1;          // host backend: threads at work
   int32_t buffers = 1;          // device backend: key windows (CQS: tasks) in flight, 1 to 3
   bool operands_resident = false;    // CQS on a device: q, k, v of the group stay on the device instead of coming per task
@@ -71,7 +72,7 @@ struct footprint {
   int64_t tasks = 0;  // leaf calls
 };
 
-// Exact, with the code that carves the memory of a run. impl may be nullptr (a machine that is not here): leaf workspace 0.
+// Exact, with the code that carves the memory of a run (on a host backend host = workspace + resident pages of mapped operands). impl may be nullptr (a machine that is not here): leaf workspace 0.
 footprint host_footprint(const attention_problem&, const cqsa_attention_impl* impl, const schedule_choice&);
 footprint device_footprint(const attention_problem&, const cqsa_attention_impl* impl, const schedule_choice&);
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "ops/attention/decompose.h"
+#include "ops/attention/host_blocks.h"
 #include "ops/attention/plan.h"
 #include "ops/attention/positions.h"
 
@@ -142,10 +143,67 @@ class chooser {
   }
 
   void offer_host() {
+    if (problem_.mapped()) return offer_host_mapped();
     if (wanted(CQSA_SCHEDULE_DIRECT) && offer(host_choice(CQSA_SCHEDULE_DIRECT, hinted_tile(), machine_.workers)) && !notes_)
       return;  // nothing on a host backend is faster than direct
     if (wanted(CQSA_SCHEDULE_STREAM)) offer_host_stream();
     if (cqs_matters()) offer_cqs();
+  }
+
+  // Mapped operands: all of them resident, or blocks of rows with windows of keys passing by.
+  void offer_host_mapped() {
+    if (wanted(CQSA_SCHEDULE_DIRECT) && offer(host_choice(CQSA_SCHEDULE_DIRECT, hinted_tile(), machine_.workers)) && !notes_) return;
+    if (wanted(CQSA_SCHEDULE_STREAM)) {
+      // The best leaf tile, one in the middle, and the smallest: what lies between changes little here.
+      for (int i = 0, last = -1; i < 3; ++i) {
+        const int tile = i * (num_tiles_ - 1) / 2;
+        if (tile != last) offer_blocks(tiles_[last = tile]);
+      }
+    }
+    if (cqs_matters()) offer_cqs();
+  }
+
+  void offer_blocks(const cqsa_leaf_tile& tile) {
+    for (int32_t workers = machine_.workers; workers >= 1; workers = workers == 1 ? 0 : (workers + 1) / 2)
+      for (int64_t heads = problem_.p.num_kv_heads; heads >= 1; heads = heads == 1 ? 0 : (heads + 1) / 2) {
+        schedule_choice choice = host_choice(CQSA_SCHEDULE_STREAM, tile, workers);
+        choice.group_batch = 1;
+        choice.group_heads = heads;
+        if (offer_rows(choice, tile)) break;
+      }
+  }
+
+  // From many rows to few, and for each the longest windows that fit. Returns whether so many rows fit that reading the keys
+  // once for each block hides behind the arithmetic: fewer heads would gain nothing, and where heads are interleaved in memory
+  // they share the pages.
+  bool offer_rows(schedule_choice choice, const cqsa_leaf_tile& tile) {
+    constexpr int64_t enough = 1024;
+    const auto& p = problem_.p;
+    const int64_t all_rows = std::max<int64_t>(1, p.seqlen_q);
+    const int64_t hinted_keys = std::max(tile.tile_k, p.tile_k / tile.tile_k * tile.tile_k);
+    const bool state = choice.window_state = !problem_.paged() && (impl_ == nullptr || takes_state());
+    bool many = false;
+    choice.tile_q = p.tile_q && !problem_.paged() ? std::min(all_rows, p.tile_q) : all_rows;
+    while (true) {
+      bool fits = false;
+      const int64_t all_keys = rounded_up(std::max<int64_t>(1, most_keys_of_rows(problem_, choice.tile_q, tile.tile_k)), tile.tile_k);
+      choice.tile_k = p.tile_k && state ? std::min(all_keys, hinted_keys) : all_keys;
+      while (!(fits = offer(choice)) && state && choice.tile_k > tile.tile_k)
+        choice.tile_k = std::max(tile.tile_k, rounded_up(choice.tile_k / 4, tile.tile_k));
+      many = many || (fits && (choice.tile_q >= enough || choice.tile_q == all_rows));
+      if (fits && items_.size() && items_.back().seconds > fastest_ * tie) break;
+      if (problem_.paged() || choice.tile_q <= tile.tile_q) break;
+      choice.tile_q = std::max(tile.tile_q, rounded_up(choice.tile_q / 2, tile.tile_q));
+    }
+    return many;
+  }
+
+  // Without a state between calls all keys of a row must be in one window.
+  bool takes_state() const {
+    cqsa_attention_leaf leaf = shape_of_leaf(problem_);
+    leaf.flags |= CQSA_LEAF_STATE_IN | CQSA_LEAF_STATE_OUT;
+    char reason[256];
+    return impl_->probe(&leaf, reason, sizeof reason) == CQSA_OK;
   }
 
   // On one device CQS moves the bytes that stream moves for the same memory, and partial results on top; on a host it only
@@ -370,6 +428,24 @@ double state_seconds(const attention_problem& problem, const hardware_model& mac
   return static_cast<double>(cost.tasks) * rows * 8.0 * static_cast<double>(problem.p.head_dim_v + 2) / machine.memory_rate();
 }
 
+// Page faults, and the state that goes through memory between windows; the disk itself works ahead.
+double page_seconds(const attention_problem& problem, const schedule_choice& choice, const footprint& cost) {
+  constexpr double rate = 4e9;  // bytes/s of mapping pages that are in memory, measured on a Zen 5
+  const double keys = static_cast<double>(std::min(choice.tile_k, most_keys_of_rows(problem, choice.tile_q, choice.leaf_tile_k)));
+  const double windows = static_cast<double>(cost.tasks) * static_cast<double>(choice.group_heads);
+  double bytes = windows * keys * static_cast<double>(problem.k_row_bytes() + problem.v_row_bytes());
+  if (has_several_windows(problem, choice))
+    bytes += windows * static_cast<double>(problem.ratio() * choice.tile_q * (problem.p.head_dim_v + 2)) * 8;
+  return bytes / rate;
+}
+
+// A block's tiles are dealt to the threads, and the block ends with the last of them.
+double block_balance(const attention_problem& problem, const schedule_choice& choice) {
+  const int64_t tiles = choice.group_heads * problem.ratio() * ((choice.tile_q + choice.leaf_tile_q - 1) / choice.leaf_tile_q);
+  const int64_t rounds = (tiles + choice.workers - 1) / choice.workers;
+  return static_cast<double>(tiles) / static_cast<double>(rounds * choice.workers);
+}
+
 }  // namespace
 
 double predicted_seconds(const attention_problem& problem, const hardware_model& machine, const schedule_choice& choice,
@@ -378,6 +454,7 @@ double predicted_seconds(const attention_problem& problem, const hardware_model&
   const double compute = problem_flops(problem) / (machine.flops(problem.p.head_dim) * choice.leaf_efficiency * share);
   const double launches = static_cast<double>(cost.tasks) * machine.launch_seconds;
   if (machine.host) {
+    if (in_windows(problem, choice)) return compute / block_balance(problem, choice) + launches + page_seconds(problem, choice, cost);
     if (choice.schedule != CQSA_SCHEDULE_CQS) return compute + launches;
     // Every row's state is read and written once for each of the l^itr tasks that hold the row.
     const double visits = std::pow(find_quorum_set(choice.c)->l, choice.itr);

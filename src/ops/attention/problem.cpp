@@ -142,9 +142,9 @@ cqsa_status check_place(const char* name, int32_t place) {
   if (place == CQSA_MEMORY_TILE)
     return fail(CQSA_ERROR_INVALID_ARGUMENT,
                 "params->%s is CQSA_MEMORY_TILE (3), which only a plan's description has; wanted "
-                "CQSA_MEMORY_HOST, _PINNED or _DEVICE (0 to 2)",
+                "CQSA_MEMORY_HOST, _PINNED or _DEVICE (0 to 2), or _MAPPED (4)",
                 name);
-  return check_enum(name, place, CQSA_MEMORY_DEVICE, "CQSA_MEMORY");
+  return check_enum(name, place, CQSA_MEMORY_MAPPED, "CQSA_MEMORY");
 }
 
 cqsa_status check_window_side(const params& p, const char* name, int64_t value) {
@@ -286,6 +286,9 @@ cqsa_status make_problem(const cqsa_attention_params* caller, attention_problem&
   CQSA_TRY(check_place("memory_q", p.memory_q));
   CQSA_TRY(check_place("memory_kv", p.memory_kv));
   CQSA_TRY(check_place("memory_out", p.memory_out));
+  if (p.memory_kv == CQSA_MEMORY_MAPPED && (p.flags & CQSA_ATTENTION_PAGED))
+    return fail(CQSA_ERROR_UNSUPPORTED, "params->memory_kv is CQSA_MEMORY_MAPPED, which does not take CQSA_ATTENTION_PAGED: any "
+                                        "row may touch any page; CQSA_MEMORY_HOST does");
   CQSA_TRY(check_logits(p));
   CQSA_TRY(check_broadcast(p, "mask_broadcast", p.mask_broadcast, CQSA_ATTENTION_MASK, "CQSA_ATTENTION_MASK"));
   CQSA_TRY(check_broadcast(p, "bias_broadcast", p.bias_broadcast, CQSA_ATTENTION_BIAS, "CQSA_ATTENTION_BIAS"));

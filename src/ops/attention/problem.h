@@ -17,6 +17,10 @@ struct attention_problem {
   bool varlen() const { return has(CQSA_ATTENTION_VARLEN); }
   bool paged() const { return has(CQSA_ATTENTION_PAGED); }
   bool batch_invariant() const { return has(CQSA_ATTENTION_BATCH_INVARIANT); }
+  // Some operand lies in a mapped file whose resident pages count.
+  bool mapped() const {
+    return p.memory_q == CQSA_MEMORY_MAPPED || p.memory_kv == CQSA_MEMORY_MAPPED || p.memory_out == CQSA_MEMORY_MAPPED;
+  }
   // No output element at all.
   bool empty() const { return varlen() ? p.total_q == 0 : p.batch == 0 || p.seqlen_q == 0; }
   // Bytes of one row of one head; k and v include nothing of their scales.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs of a host backend: operands are used in place. Direct and stream are one leaf call, which tiles inside itself; CQS is
-// one leaf call per task with the state of all rows in host memory.
+// Runs of a host backend: operands are used in place. Direct and stream are one leaf call, which tiles inside itself, unless
+// operands are in mapped files or there is a checkpoint (host_blocks.cpp); CQS is one leaf call per task with the state of all
+// rows in host memory.
 #include <pthread.h>
 
 #include <atomic>
@@ -9,23 +10,15 @@
 
 #include "tensor.h"
 #include "ops/attention/decompose.h"
-#include "ops/attention/plan.h"
+#include "ops/attention/host_blocks.h"
+#include "ops/attention/host_mapped.h"
+#include "ops/attention/host_run.h"
 #include "ops/attention/positions.h"
 #include "workspace.h"
 
 namespace cqsa {
 
 namespace {
-
-// What a host run keeps in its arena.
-struct host_layout {
-  void* header;
-  float *acc, *m, *l;  // CQS: state of all rows of a group
-  cqs_block* blocks;
-  cqsa_rect* rects;
-  void* leaf;
-  uint64_t leaf_bytes;
-};
 
 cqs_shape shape_of(const attention_problem& problem, const schedule_choice& choice) {
   return {problem.p.seqlen_q, choice.c, choice.itr, choice.chunk_alignment};
@@ -53,6 +46,12 @@ host_layout carve(const attention_problem& problem, const cqsa_attention_impl* i
     leaf.batch = choice.group_batch;
     leaf.num_kv_heads = choice.group_heads;
     leaf.num_heads = choice.group_heads * problem.ratio();
+  }
+  if (choice.window_state) {
+    const int64_t rows = choice.group_heads * problem.ratio() * choice.tile_q;
+    layout.acc = memory.take<float>(rows * problem.p.head_dim_v);
+    layout.m = memory.take<float>(rows);
+    layout.l = memory.take<float>(rows);
   }
   layout.leaf_bytes = impl ? impl->workspace(&leaf, choice.workers) : 0;
   layout.leaf = memory.take_bytes(layout.leaf_bytes);
@@ -85,7 +84,9 @@ struct host_exec {
   }
 };
 
-cqsa_status launch(run_state& run, const cqsa_attention_leaf& leaf, const host_layout& layout, bool counts) {
+}  // namespace
+
+cqsa_status launch_host(run_state& run, const cqsa_attention_leaf& leaf, const host_layout& layout, bool counts) {
   const cqsa_plan& plan = *run.plan;
   host_exec bridge{&run, pthread_self(), {0}, {CQSA_OK}, counts};
   const cqsa_exec exec{&bridge, host_exec::run_on_context, host_exec::poll, plan.choice.workers};
@@ -98,11 +99,13 @@ cqsa_status launch(run_state& run, const cqsa_attention_leaf& leaf, const host_l
   return fail(status, "%s failed: %s", plan.impl->name, plan.context->backend->last_error());
 }
 
+namespace {
+
 cqsa_status run_whole(run_state& run, const cqsa_attention_leaf& whole, const host_layout& layout) {
   cqsa_attention_leaf leaf = whole;
   set_tiles(run.plan->choice, leaf);
   run.total = run.plan->impl->units ? std::max<int64_t>(1, run.plan->impl->units(&leaf)) : 1;
-  return launch(run, leaf, layout, true);
+  return launch_host(run, leaf, layout, true);
 }
 
 // ---- CQS ------------------------------------------------------------------------------------------------------------------
@@ -112,7 +115,8 @@ void advance(cqsa_view& view, int64_t batch, int64_t head) {
   view.data = static_cast<char*>(view.data) + (batch * view.stride[0] + head * view.stride[1]) * (dtype_bytes(view.dtype));
 }
 
-// The part of the problem that belongs to batch item `batch` and the key heads from `head` on.
+}  // namespace
+
 cqsa_attention_leaf group_leaf(const cqsa_attention_leaf& whole, const schedule_choice& choice, int64_t batch, int64_t head,
                                int64_t heads) {
   cqsa_attention_leaf leaf = whole;
@@ -126,6 +130,8 @@ cqsa_attention_leaf group_leaf(const cqsa_attention_leaf& whole, const schedule_
   set_tiles(choice, leaf);
   return leaf;
 }
+
+namespace {
 
 int64_t visible_rects(const key_band& band, int64_t seqlen_k, const cqs_block* blocks, int64_t num_blocks, cqsa_rect* rects) {
   int64_t count = 0;
@@ -159,13 +165,13 @@ cqsa_status run_cqs_group(run_state& run, cqsa_attention_leaf leaf, const host_l
     const int64_t blocks = cqs_task_blocks(shape, task, layout.blocks);
     leaf.num_rects = visible_rects(band, shape.seqlen, layout.blocks, blocks, layout.rects);
     leaf.flags = CQSA_LEAF_STATE_IN | CQSA_LEAF_STATE_OUT;
-    if (leaf.num_rects) CQSA_TRY(launch(run, leaf, layout, false));
+    if (leaf.num_rects) CQSA_TRY(launch_host(run, leaf, layout, false));
     CQSA_TRY(poll_run(run, 1));
   }
   layout.rects[0] = {0, 0, shape.seqlen, 0, 0, 0, 0};
   leaf.num_rects = 1;
   leaf.flags = CQSA_LEAF_STATE_IN;
-  CQSA_TRY(launch(run, leaf, layout, false));
+  CQSA_TRY(launch_host(run, leaf, layout, false));
   return poll_run(run, 1);
 }
 
@@ -215,12 +221,43 @@ cqsa_status poll_run(run_state& run, int64_t done_now) {
   return CQSA_OK;
 }
 
+namespace {
+
+// Pages of mapped operands that are resident at a time.
+uint64_t mapped_bytes(const attention_problem& problem, const schedule_choice& choice) {
+  if (!problem.mapped()) return 0;
+  cqsa_attention_leaf leaf = shape_of_leaf(problem);
+  if (!in_windows(problem, choice)) return resident_bytes_of_all(problem, leaf);
+  leaf.num_kv_heads = choice.group_heads;
+  leaf.num_heads = choice.group_heads * problem.ratio();
+  const int64_t keys = std::min(choice.tile_k, most_keys_of_rows(problem, choice.tile_q, choice.leaf_tile_k));
+  return resident_bytes(problem, leaf, choice.tile_q, keys);
+}
+
+cqsa_status check_checkpoint(const run_state& run) {
+  if (run.args->checkpoint == nullptr) return CQSA_OK;
+  if (*run.args->checkpoint == 0) return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->checkpoint is an empty path");
+  if (run.plan->choice.schedule != CQSA_SCHEDULE_CQS) return CQSA_OK;
+  return fail(CQSA_ERROR_UNSUPPORTED, "args->checkpoint is given, but the plan's schedule is cqs, which keeps partial results; "
+                                      "direct and stream take a checkpoint");
+}
+
+cqsa_status run_schedule(run_state& run, const cqsa_attention_leaf& whole, const host_layout& layout) {
+  if (run.plan->choice.schedule == CQSA_SCHEDULE_CQS) return run_cqs(run, whole, layout);
+  if (run.args->checkpoint || in_windows(run.plan->problem, run.plan->choice)) return run_blocks(run, whole, layout);
+  clear_rows_past_segments(run.plan->problem, whole);
+  return run_whole(run, whole, layout);
+}
+
+}  // namespace
+
 footprint host_footprint(const attention_problem& problem, const cqsa_attention_impl* impl, const schedule_choice& choice) {
   arena counting;
   carve(problem, impl, choice, counting);
   footprint cost;
   cost.host = cost.workspace = counting.used();
-  cost.tasks = 1;
+  cost.host += mapped_bytes(problem, choice);
+  cost.tasks = in_windows(problem, choice) ? window_tasks(problem, choice) : 1;
   if (choice.schedule == CQSA_SCHEDULE_CQS) {
     const int64_t groups = problem.p.batch * ((problem.p.num_kv_heads + choice.group_heads - 1) / choice.group_heads);
     cost.tasks = groups * (cqs_num_tasks(shape_of(problem, choice)) + 1);
@@ -230,6 +267,7 @@ footprint host_footprint(const attention_problem& problem, const cqsa_attention_
 
 cqsa_status run_host(run_state& run, const cqsa_attention_leaf& whole) {
   const cqsa_plan& plan = *run.plan;
+  CQSA_TRY(check_checkpoint(run));
   const uint64_t bytes = plan.cost.workspace;
   void* own = run.args->workspace ? nullptr : host_allocate(*plan.context, bytes);
   if (!own && !run.args->workspace)
@@ -238,9 +276,9 @@ cqsa_status run_host(run_state& run, const cqsa_attention_leaf& whole) {
   arena memory(own ? own : run.args->workspace);
   const host_layout layout = carve(plan.problem, plan.impl, plan.choice, memory);
   run.info.peak_host_bytes = memory.used();
-  clear_rows_past_segments(plan.problem, whole);
-  const cqsa_status status =
-      plan.choice.schedule == CQSA_SCHEDULE_CQS ? run_cqs(run, whole, layout) : run_whole(run, whole, layout);
+  if (plan.problem.mapped() && !in_windows(plan.problem, plan.choice))
+    run.info.peak_host_bytes += resident_bytes_of_all(plan.problem, whole);
+  const cqsa_status status = run_schedule(run, whole, layout);
   if (own) host_release(*plan.context, own, bytes);
   return status;
 }
