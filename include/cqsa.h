@@ -382,7 +382,8 @@ enum {
 };
 
 /* All that decides the plan. In cqsa_attention() the shapes, dtypes, places and presence flags may be left out: with
- * num_heads = 0 all of them are taken from the tensors in args. cqsa_attention_params_of() does the same for a plan. */
+ * num_heads = 0 all of them are taken from the tensors in args
+ * (what is stated all the same must agree with them). cqsa_attention_params_of() does the same for a plan. */
 typedef struct cqsa_attention_params {
   uint32_t struct_size;
   uint32_t flags; /* CQSA_ATTENTION_* */
@@ -580,7 +581,7 @@ CQSA_API cqsa_status cqsa_plan_line(const cqsa_plan *plan, const cqsa_run_info *
  * and why each earlier implementation declined. Text of several lines. Errors: NULL_POINTER. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_plan_explain(const cqsa_plan *plan, char *buffer, uint64_t size, uint64_t *length_out);
 
-/* The plan as a JSON object: the fields of cqsa_plan_info, enums by name. Errors: NULL_POINTER.
+/* The plan as a JSON object: the fields of cqsa_plan_info (cqs_c and cqs_itr as c and itr), enums by name. Errors: NULL_POINTER.
  * Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_plan_json(const cqsa_plan *plan, char *buffer, uint64_t size, uint64_t *length_out);
 

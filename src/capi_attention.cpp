@@ -9,6 +9,7 @@
 #include "ops/attention/describe.h"
 #include "ops/attention/merge.h"
 #include "ops/attention/plan.h"
+#include "tensor.h"
 
 using namespace cqsa;
 
@@ -115,9 +116,35 @@ cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args) {
   return status;
 }
 
+// What the caller did state beside num_heads = 0 must be what the tensors say: a forgotten mask is not the same as none.
+cqsa_status check_stated(const cqsa_attention_params& stated, const cqsa_attention_params& found) {
+  constexpr uint32_t presence = CQSA_ATTENTION_VARLEN | CQSA_ATTENTION_PAGED | CQSA_ATTENTION_SEQUSED_K | CQSA_ATTENTION_MASK |
+                                CQSA_ATTENTION_BIAS | CQSA_ATTENTION_ALIBI | CQSA_ATTENTION_SINKS | CQSA_ATTENTION_LSE;
+  if (const uint32_t missing = stated.flags & presence & ~found.flags)
+    return fail(CQSA_ERROR_NULL_POINTER, "params->flags has the bits 0x%x of operands that are NULL in args", missing);
+  using params = cqsa_attention_params;
+  const bool bounds = found.flags & (CQSA_ATTENTION_VARLEN | CQSA_ATTENTION_PAGED);  // seqlens are bounds there
+  const struct { const char* name; int64_t params::*field; bool checked; } sizes[] = {
+      {"batch", &params::batch, true},           {"num_kv_heads", &params::num_kv_heads, true},
+      {"head_dim", &params::head_dim, true},     {"head_dim_v", &params::head_dim_v, true},
+      {"seqlen_q", &params::seqlen_q, !bounds},  {"seqlen_k", &params::seqlen_k, !bounds}};
+  for (const auto& s : sizes)
+    if (s.checked && stated.*s.field != 0 && stated.*s.field != found.*s.field)
+      return fail(CQSA_ERROR_SHAPE, "params->%s is %" PRId64 ", the tensors say %" PRId64, s.name, stated.*s.field, found.*s.field);
+  const struct { const char* name; cqsa_dtype params::*field; } types[] = {
+      {"dtype_q", &params::dtype_q}, {"dtype_kv", &params::dtype_kv}, {"dtype_out", &params::dtype_out}};
+  for (const auto& t : types)
+    if (stated.*t.field != CQSA_DTYPE_NONE && stated.*t.field != found.*t.field)
+      return fail(CQSA_ERROR_DTYPE, "params->%s is %s, the tensors say %s", t.name, dtype_name(stated.*t.field), dtype_name(found.*t.field));
+  return CQSA_OK;
+}
+
 // One-shot params with num_heads = 0 take everything from the tensors.
 cqsa_status complete_params(const cqsa_context& context, const cqsa_attention_args& args, cqsa_attention_params& params) {
-  return params.num_heads ? CQSA_OK : params_of(*context.backend, args, params);
+  if (params.num_heads) return CQSA_OK;
+  const cqsa_attention_params stated = params;
+  CQSA_TRY(params_of(*context.backend, args, params));
+  return check_stated(stated, params);
 }
 
 cqsa_status copy_params(const cqsa_attention_params* params, cqsa_attention_params& out) {

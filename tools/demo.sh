@@ -7,9 +7,10 @@ cd "$(dirname "$0")/.."
 
 memory=${1:-128KiB}
 tools/setup.sh build
-cmake -S . -B build/release -DCQSA_BUILD_TESTS=OFF -DCQSA_BUILD_EXAMPLES=OFF >build-log.tmp 2>&1 || { cat build-log.tmp >&2; rm -f build-log.tmp; exit 1; }
-cmake --build build/release -j"$(nproc)" >build-log.tmp 2>&1 || { cat build-log.tmp >&2; rm -f build-log.tmp; exit 1; }
-rm -f build-log.tmp
+echo "building (about two minutes on two cores)"
+mkdir -p build
+log=build/demo-build.log
+{ cmake -S . -B build/release -DCQSA_BUILD_TESTS=OFF -DCQSA_BUILD_EXAMPLES=OFF && cmake --build build/release -j"$(nproc)"; } >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
 cqsa=build/release/bin/cqsa
 
 echo "== exact attention of examples/data/minilm_qkv.safetensors within $memory"

@@ -107,7 +107,8 @@ cqsa_status probe(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) 
 }
 
 int32_t tiles(const cqsa_attention_leaf* leaf, cqsa_leaf_tile* out, int32_t capacity) {
-  if (capacity > 0) *out = {1, leaf->seqlen_k > 0 ? leaf->seqlen_k : 1, 1.0};
+  // The efficiency is against the fast kernels, whose rate is the one that predictions know.
+  if (capacity > 0) *out = {1, leaf->seqlen_k > 0 ? leaf->seqlen_k : 1, 0.002};
   return capacity > 0;
 }
 

@@ -346,11 +346,14 @@ def test_output_replaces_the_old_file_at_once(run, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.safetensors", "out.safetensors", "real.safetensors"]
 
 
-def test_output_may_be_the_input(run, tmp_path):
-    tensors = operands()
-    write(tmp_path, tensors)
-    run("attention", "in.safetensors", "-o", "in.safetensors", "--check")
-    close(files.read_safetensors(tmp_path / "in.safetensors")["out"], files.attention(**tensors)[0], 2e-6)
+def test_output_must_not_be_the_input(run, tmp_path):
+    write(tmp_path, operands())
+    before = (tmp_path / "in.safetensors").read_bytes()
+    (tmp_path / "link.safetensors").symlink_to("in.safetensors")
+    for output in ("in.safetensors", "link.safetensors"):
+        error = run("attention", "in.safetensors", "-o", output, status=1).stderr
+        assert "is an input" in error
+    assert (tmp_path / "in.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize("output, words", [

@@ -212,12 +212,13 @@ class outputs {
  private:
   // With a state to go on from, the output that was begun is wanted; without one yet, a new file that stays.
   static output_mode mode_of(const run_options& options, const inputs& in) {
-    if (options.resume.empty()) return output_mode::temporary;
+    // By any name or link: the tensors in it would be lost.
     for (const std::string& path : {options.output, ends_with(options.output, ".npy") ? lse_path(options.output) : options.output}) {
       struct stat status;
       if (::stat(path.c_str(), &status) == 0 && in.is_one_of_them(status))
-        throw std::runtime_error(fmt::format("-o {}: is an input, which --resume would overwrite as it goes", path));
+        throw std::runtime_error(fmt::format("-o {}: is an input, which it would overwrite", path));
     }
+    if (options.resume.empty()) return output_mode::temporary;
     std::error_code error;
     return std::filesystem::exists(options.resume, error) ? output_mode::continued : output_mode::kept;
   }
@@ -398,9 +399,9 @@ void add_attention(CLI::App& app, int& status) {
   command.add_option("--softmax-scale", options->softmax_scale, "default: 1/sqrt(head_dim)");
   command.add_option("--softcap", options->softcap, "logits become c*tanh(logit/c)");
   command.add_option("--layout", options->layout, "axes of 4-D operands: bhsd (default) or bshd")->type_name("NAME");
-  command.add_option("--threads", options->threads, "host threads; default: one per core")->check(CLI::NonNegativeNumber);
+  command.add_option("--threads", options->threads, "host threads; default: one per core")->check(CLI::Range(0, 4096));
   command.add_option("--out-dtype", options->out_dtype, "f16, bf16, f32 or f64; default: as q")->type_name("TYPE");
-  command.add_flag("--lse", options->lse, "also write the logarithms of the softmax sums");
+  command.add_flag("--lse", options->lse, "also write the logarithms of the softmax sums: tensor lse, or OUT.lse.npy beside OUT.npy");
   command.add_flag("--check{64}", options->check_rows, "compare so many rows (default 64) with an fp64 computation");
   command.add_option("--resume", options->resume,
                      "keep how far the run has come in this file, and go on from there when it exists")

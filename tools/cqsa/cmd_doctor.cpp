@@ -234,7 +234,12 @@ void print_backend(const ordered_json& backend) {
     fmt::print("  {}\n", backend["reason"].get<std::string>());
     return;
   }
-  for (const auto& [key, value] : backend["hardware"].items()) fmt::print("  {:<16}{}\n", key, value_text(key, value));
+  const bool host = backend["hardware"]["host"] == true;
+  for (const auto& [key, value] : backend["hardware"].items()) {
+    // Rates of a device's link mean nothing where nothing is copied.
+    if (host && (key.starts_with("copy_") || key.starts_with("device_") || key == "launch_seconds" || key == "pinned")) continue;
+    fmt::print("  {:<16}{}\n", key, value_text(key, value));
+  }
   print_capacity(backend["capacity"]);
   fmt::print("  exactness against fp64, without a limit and within the least budget\n");
   for (const ordered_json& check : backend["check"])

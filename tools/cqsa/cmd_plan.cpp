@@ -82,7 +82,7 @@ const char* place_name(int32_t memory) {
     case CQSA_MEMORY_PINNED: return "pinned host";
     case CQSA_MEMORY_DEVICE: return "device";
     case CQSA_MEMORY_MAPPED: return "mapped file";
-    default: return "device, a tile at a time";
+    default: return "working memory, a tile at a time";
   }
 }
 

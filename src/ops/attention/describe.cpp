@@ -93,10 +93,10 @@ std::string candidates_text(const std::vector<candidate_note>& notes, bool host)
   std::vector<const candidate_note*> order;
   for (const candidate_note& note : notes) order.push_back(&note);
   std::stable_sort(order.begin(), order.end(), [](const candidate_note* a, const candidate_note* b) {
-    const bool chosen_a = a->verdict == "chosen", chosen_b = b->verdict == "chosen";
-    return chosen_a != chosen_b ? chosen_a : a->seconds < b->seconds;
+    const auto rank = [](const candidate_note* n) { return n->verdict == "chosen" ? 0 : n->verdict.starts_with("does not fit") ? 2 : 1; };
+    return rank(a) != rank(b) ? rank(a) < rank(b) : a->seconds < b->seconds;
   });
-  std::string text = format("candidates (%zu, fastest first):\n", order.size());
+  std::string text = format("candidates (%zu; the chosen one, those that fit, those that do not, each fastest first):\n", order.size());
   for (size_t i = 0; i < order.size() && i < shown; ++i) text += candidate_text(*order[i], host);
   if (order.size() > shown) text += format("  .. and %zu slower ones\n", order.size() - shown);
   return text;
