@@ -142,7 +142,7 @@ def test_states_that_do_not_fit(tool, folder):
     good, out, data = state.read_bytes(), output.read_bytes(), source.read_bytes()
     refused(tool, folder, ["another problem or plan"], "--resume", "state", "--softcap", "7")
     for bad, words in ((good[:-1], ["damaged"]), (good + b"x", ["damaged"]), (b"", ["not one of this library"]),
-                       (b"x" + good[1:], ["not one of this library"]), (good[:40] + b"\x01" + good[41:], ["damaged"]),
+                       (b"x" + good[1:], ["not one of this library"]), (good[:40] + bytes([good[40] ^ 1]) + good[41:], ["damaged"]),
                        (good[:8] + struct.pack("<I", 2) + good[12:], ["format 2", "reads 1"])):
         state.write_bytes(bad)
         refused(tool, folder, words)
@@ -155,7 +155,7 @@ def test_states_that_do_not_fit(tool, folder):
     output.unlink()
     refused(tool, folder, ["cannot be opened to go on with it"])
     lse_of_first_head = len(out) - 64 * 1024 * 33 * 4  # lse comes first
-    output.write_bytes(out[:lse_of_first_head] + b"\x01" + out[lse_of_first_head + 1 :])
+    output.write_bytes(out[:lse_of_first_head] + bytes([out[lse_of_first_head] ^ 1]) + out[lse_of_first_head + 1 :])
     refused(tool, folder, ["the outputs do not have their values"])
     output.write_bytes(out)
     call(tool, folder, "--resume", "state", "--check")
