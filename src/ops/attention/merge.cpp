@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/attention/merge.h"
 
+#include <algorithm>
+
 #include "abi_struct.h"
 #include "tensor.h"
 
@@ -37,7 +39,7 @@ cqsa_status check_side(const cqsa_backend_v1& backend, const side& s, const cqsa
 }
 
 bool identical(const cqsa_tensor& a, const cqsa_tensor& b) {
-  if (static_cast<char*>(a.data) + a.byte_offset != static_cast<char*>(b.data) + b.byte_offset) return false;
+  if (reinterpret_cast<uintptr_t>(a.data) + a.byte_offset != reinterpret_cast<uintptr_t>(b.data) + b.byte_offset) return false;
   int64_t stride_a[5], stride_b[5];
   strides_of(a, stride_a);
   strides_of(b, stride_b);
@@ -57,8 +59,13 @@ cqsa_status check_output(const cqsa_tensor& output, const char* name, const side
   return CQSA_OK;
 }
 
-// Leading axes are padded to four with size 1 in front.
+bool is_empty(const cqsa_tensor& tensor) {
+  return std::any_of(tensor.shape, tensor.shape + tensor.ndim, [](int64_t size) { return size == 0; });
+}
+
+// Leading axes are padded to four with size 1 in front. An empty tensor may have any address and offset: nobody goes there.
 float* lay_out(const cqsa_tensor& tensor, int leading, int64_t* stride_out, bool channel) {
+  if (is_empty(tensor)) return std::fill_n(stride_out, channel ? 5 : 4, 0), nullptr;
   int64_t stride[5];
   strides_of(tensor, stride);
   for (int i = 0; i < 4; ++i) stride_out[i] = i < 4 - leading ? 0 : stride[i - (4 - leading)];
