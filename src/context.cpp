@@ -70,6 +70,13 @@ void release(cqsa_context* context) {
   delete context;
 }
 
+cqsa_exec plain_exec(const cqsa_context& context) {
+  const auto run = [](void* user, int64_t num_tasks, task_fn task, void* data) {
+    return run_tasks(*static_cast<const cqsa_context*>(user), num_tasks, task, data);
+  };
+  return {const_cast<cqsa_context*>(&context), run, nullptr, context.num_threads};
+}
+
 cqsa_status run_tasks(const cqsa_context& context, int64_t num_tasks, task_fn task, void* data) {
   if (num_tasks <= 0) return CQSA_OK;
   if (context.parallel_for != nullptr) return run_lent(context, num_tasks, task, data);

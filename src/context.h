@@ -39,6 +39,9 @@ void release(cqsa_context* context);  // the last one closes the device, joins t
 // tasks out. Allocates nothing.
 cqsa_status run_tasks(const cqsa_context& context, int64_t num_tasks, task_fn task, void* data);
 
+// For leaves that neither report progress nor can be cancelled: all threads of the context.
+cqsa_exec plain_exec(const cqsa_context& context);
+
 void log(const cqsa_context& context, int32_t level, const char* format, ...) __attribute__((format(printf, 3, 4)));
 
 // Host memory through the context's allocator, counted by the caller. nullptr when there is none.

@@ -20,10 +20,6 @@ constexpr double nominal_device_flops = 1e13;
 constexpr double nominal_copy = 1.2e10;
 constexpr double nominal_memcpy = 1e10;
 
-cqsa_status run_on_context(void* user, int64_t num_tasks, task_fn task, void* data) {
-  return run_tasks(*static_cast<const cqsa_context*>(user), num_tasks, task, data);
-}
-
 double memcpy_rate() {
   constexpr size_t bytes = size_t{8} << 20;
   const std::unique_ptr<char[]> from(new char[bytes]), to(new char[bytes]);
@@ -67,7 +63,7 @@ cqsa_status copy_rate(const cqsa_context& context, int32_t direction, double& ra
 // On a host a rate of 0 means that there was no memory for the measurement; on a device, that the backend does not measure.
 cqsa_status measure_compute(const cqsa_context& context, hardware_model& model) {
   if (context.backend->compute_rate == nullptr) return CQSA_OK;
-  const cqsa_exec exec{const_cast<cqsa_context*>(&context), run_on_context, nullptr, model.workers};
+  const cqsa_exec exec = plain_exec(context);
   const double at64 = context.backend->compute_rate(context.device_index, 64, CQSA_DTYPE_F32, &exec);
   const double at128 = context.backend->compute_rate(context.device_index, 128, CQSA_DTYPE_F32, &exec);
   if (at64 > 0) model.flops_64 = at64;

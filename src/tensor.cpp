@@ -31,13 +31,6 @@ const dtype_row* find_dtype(cqsa_dtype dtype) {
 
 int64_t element_bytes(const cqsa_tensor& tensor) { return dtype_bits(tensor.dtype) / 8; }
 
-bool is_empty(const cqsa_tensor& tensor) {
-  return std::any_of(tensor.shape, tensor.shape + tensor.ndim, [](int64_t n) { return n == 0; });
-}
-
-// The address of the first element. Unsigned: wrapping is defined, and check_tensor has excluded it.
-uintptr_t address_of(const cqsa_tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset; }
-
 cqsa_status check_sizes(const cqsa_tensor& tensor, const char* name) {
   int64_t product = 1;
   bool overflow = false;
@@ -189,6 +182,12 @@ bool self_overlaps(const cqsa_tensor& tensor) {
 
 }  // namespace
 
+bool is_empty(const cqsa_tensor& tensor) {
+  return std::any_of(tensor.shape, tensor.shape + tensor.ndim, [](int64_t n) { return n == 0; });
+}
+
+uintptr_t address_of(const cqsa_tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset; }
+
 int64_t dtype_bits(cqsa_dtype dtype) {
   const dtype_row* row = find_dtype(dtype);
   return row != nullptr ? row->bits : 0;
@@ -288,7 +287,7 @@ cqsa_status check_no_overlap(const cqsa_tensor& output, const char* output_name,
   const auto bytes = [](const cqsa_tensor& t, uintptr_t* range) {
     byte_extent extent{};
     check_tensor(&t, "", 0, max_axes, &extent);
-    const uintptr_t base = reinterpret_cast<uintptr_t>(t.data) + t.byte_offset;
+    const uintptr_t base = address_of(t);
     range[0] = base + static_cast<uintptr_t>(extent.low);
     range[1] = base + static_cast<uintptr_t>(extent.high);
   };

@@ -46,6 +46,10 @@ struct shape_text {
   shape_text(const int64_t* shape, int ndim);
 };
 
+bool is_empty(const cqsa_tensor& tensor);
+// The address of the first element. Unsigned: an empty tensor may have any offset, and its sum may wrap.
+uintptr_t address_of(const cqsa_tensor& tensor);
+
 // Strides of the tensor in elements (explicit or compact row-major; an axis of size 0 counts as 1).
 void strides_of(const cqsa_tensor& tensor, int64_t* strides_out);
 

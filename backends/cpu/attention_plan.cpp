@@ -4,6 +4,7 @@
 #include "attention_job.h"
 
 #include "dtype.h"
+#include "element.h"
 
 #include <atomic>
 #include <cstdio>
@@ -161,16 +162,6 @@ struct segment {
   int64_t q_len, heads, head_groups, q_tiles, units;
 };
 
-// Index arrays may stand at any address.
-int64_t index_at(const void* array, cqsa_dtype type, int64_t i) {
-  if (type == CQSA_DTYPE_I64) {
-    int64_t value;
-    return memcpy(&value, static_cast<const int64_t*>(array) + i, sizeof value), value;
-  }
-  int32_t value;
-  return memcpy(&value, static_cast<const int32_t*>(array) + i, sizeof value), value;
-}
-
 // Walks over the segments in order; every worker has its own, since unit numbers only grow.
 struct cursor {
   const cqsa_attention_leaf& leaf;
@@ -218,14 +209,14 @@ struct cursor {
     int64_t keys = leaf.seqlen_k;
     seg.q_len = leaf.seqlen_q;
     if (leaf.cu_seqlens_q) {
-      u.q_row = index_at(leaf.cu_seqlens_q, leaf.index_dtype, b);
-      seg.q_len = index_at(leaf.cu_seqlens_q, leaf.index_dtype, b + 1) - u.q_row;
+      u.q_row = index_of(leaf.cu_seqlens_q, leaf.index_dtype, b);
+      seg.q_len = index_of(leaf.cu_seqlens_q, leaf.index_dtype, b + 1) - u.q_row;
     }
     if (leaf.cu_seqlens_k) {
-      u.whole.k_row = index_at(leaf.cu_seqlens_k, leaf.index_dtype, b);
-      keys = index_at(leaf.cu_seqlens_k, leaf.index_dtype, b + 1) - u.whole.k_row;
+      u.whole.k_row = index_of(leaf.cu_seqlens_k, leaf.index_dtype, b);
+      keys = index_of(leaf.cu_seqlens_k, leaf.index_dtype, b + 1) - u.whole.k_row;
     }
-    if (leaf.seqused_k) keys = index_at(leaf.seqused_k, leaf.seqused_dtype, b);
+    if (leaf.seqused_k) keys = index_of(leaf.seqused_k, leaf.seqused_dtype, b);
     u.whole.k_len = keys;
     u.mask_col_shift = -u.whole.k_row;  // mask and bias count from the segment's first key
     u.off = leaf.causal == CQSA_CAUSAL_TOP_LEFT ? 0 : keys - seg.q_len;

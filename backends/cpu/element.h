@@ -65,23 +65,16 @@ inline bool visible(const cqsa_attention_leaf& leaf, int64_t i, int64_t j, int64
   return true;
 }
 
-// Element i of an array at any address.
-template <class T>
-T load_at(const void* array, int64_t i) {
-  T value;
-  std::memcpy(&value, static_cast<const char*>(array) + i * static_cast<int64_t>(sizeof value), sizeof value);
-  return value;
-}
-
 inline int64_t index_of(const void* array, cqsa_dtype type, int64_t i) {
-  return type == CQSA_DTYPE_I64 ? load_at<int64_t>(array, i) : load_at<int32_t>(array, i);
+  const char* const bytes = static_cast<const char*>(array);  // at any address
+  return type == CQSA_DTYPE_I64 ? load_as<int64_t>(bytes + 8 * i) : load_as<int32_t>(bytes + 4 * i);
 }
 
 // Where key n of a range really lies: batch item or page, and row in it. False on page -1.
 inline bool locate(const cqsa_attention_leaf& a, int64_t b, int64_t key, int64_t* item, int64_t* row) {
   *item = b, *row = key;
   if (!a.page_table) return true;
-  *item = load_at<int32_t>(a.page_table, b * a.page_table_stride[0] + key / a.page_size * a.page_table_stride[1]);
+  *item = index_of(a.page_table, CQSA_DTYPE_I32, b * a.page_table_stride[0] + key / a.page_size * a.page_table_stride[1]);
   *row = key % a.page_size;
   return *item >= 0;
 }

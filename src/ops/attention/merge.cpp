@@ -39,7 +39,7 @@ cqsa_status check_side(const cqsa_backend_v1& backend, const side& s, const cqsa
 }
 
 bool identical(const cqsa_tensor& a, const cqsa_tensor& b) {
-  if (reinterpret_cast<uintptr_t>(a.data) + a.byte_offset != reinterpret_cast<uintptr_t>(b.data) + b.byte_offset) return false;
+  if (address_of(a) != address_of(b)) return false;
   int64_t stride_a[5], stride_b[5];
   strides_of(a, stride_a);
   strides_of(b, stride_b);
@@ -57,10 +57,6 @@ cqsa_status check_output(const cqsa_tensor& output, const char* name, const side
     if (!in_place) CQSA_TRY(check_no_overlap(output, name, *input.tensor, input.name, " without being the same view"));
   }
   return CQSA_OK;
-}
-
-bool is_empty(const cqsa_tensor& tensor) {
-  return std::any_of(tensor.shape, tensor.shape + tensor.ndim, [](int64_t size) { return size == 0; });
 }
 
 // Leading axes are padded to four with size 1 in front. An empty tensor may have any address and offset: nobody goes there.
@@ -85,10 +81,6 @@ void fill(const cqsa_attention_merge_args& args, cqsa_merge_leaf& leaf) {
   leaf.lse = lay_out(*args.lse, leading, leaf.lse_stride, false);
 }
 
-cqsa_status run_on_context(void* user, int64_t num_tasks, task_fn task, void* data) {
-  return run_tasks(*static_cast<const cqsa_context*>(user), num_tasks, task, data);
-}
-
 }  // namespace
 
 cqsa_status merge(const cqsa_context& context, const cqsa_attention_merge_args* caller, void* stream) {
@@ -105,7 +97,7 @@ cqsa_status merge(const cqsa_context& context, const cqsa_attention_merge_args* 
   CQSA_TRY(check_no_overlap(*args.out, "args->out", *args.lse, "args->lse"));
   cqsa_merge_leaf leaf{};
   fill(args, leaf);
-  const cqsa_exec exec{const_cast<cqsa_context*>(&context), run_on_context, nullptr, context.num_threads};
+  const cqsa_exec exec = plain_exec(context);
   const cqsa_status status = context.backend->merge(context.device, &leaf, context.is_host() ? &exec : nullptr, stream);
   if (status == CQSA_OK || status == CQSA_ERROR_CALLBACK) return status;
   return fail(status, "merge failed: %s", context.backend->last_error());
