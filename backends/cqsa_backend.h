@@ -39,7 +39,9 @@ typedef struct cqsa_rect {
 
 enum {
   CQSA_LEAF_STATE_IN = 1 << 0,  /* begin from (acc, m, l) instead of nothing */
-  CQSA_LEAF_STATE_OUT = 1 << 1  /* end with the state instead of out and lse; sinks are applied only at the end without it */
+  CQSA_LEAF_STATE_OUT = 1 << 1, /* end with the state instead of out and lse; sinks are applied only at the end without it */
+  CQSA_LEAF_CLEAR_TAIL = 1 << 2 /* varlen without rects: rows from cu_seqlens_q[batch] to total_q get out = 0, lse = -inf.
+                                 * Only backends with memory of their own are asked, in enqueue mode. */
 };
 
 /* One leaf call: attention of every row named by the rectangles over the keys named by them. The same struct goes to probe,
@@ -53,12 +55,16 @@ typedef struct cqsa_attention_leaf {
   cqsa_view q, k, v, k_scale, v_scale, mask, bias, slopes, sinks, out, lse;
   int32_t scale_k, scale_v; /* CQSA_SCALE_* */
   int64_t kv_group;
-  const void *cu_seqlens_q, *cu_seqlens_k, *seqused_k; /* NULL when absent */
+  /* NULL when absent. On a backend with memory of its own they are device memory, as is page_table, and nobody has looked at
+   * their values: a kernel clamps what it would otherwise read or write out of bounds. */
+  const void *cu_seqlens_q, *cu_seqlens_k, *seqused_k;
   int32_t index_dtype;                                 /* of those three: I32 or I64 (seqused has its own below) */
   int32_t seqused_dtype;
   const int32_t *page_table;
   int64_t page_table_stride[2]; /* elements: batch, page */
   int64_t page_size;
+  int64_t num_pages;        /* paged: pages in the pool */
+  int64_t total_q, total_k; /* varlen: rows of q and of k; otherwise 0 */
   /* Host memory, read before launch returns. workspace() may see num_rects with rects NULL. Where all rectangles have k_len 0
    * the operands are not read, and STATE_OUT writes the empty state. */
   const cqsa_rect *rects;
@@ -128,6 +134,18 @@ typedef struct cqsa_device_properties {
   int32_t reserved;
 } cqsa_device_properties;
 
+/* What the driver knows of an address. */
+enum {
+  CQSA_POINTER_UNKNOWN = 0, /* ordinary host memory */
+  CQSA_POINTER_DEVICE = 1,  /* memory of device `device` */
+  CQSA_POINTER_PINNED = 2,  /* page-locked host memory */
+  CQSA_POINTER_MANAGED = 3  /* both sides may touch it */
+};
+typedef struct cqsa_pointer_info {
+  int32_t kind; /* CQSA_POINTER_* */
+  int32_t device;
+} cqsa_pointer_info;
+
 enum { CQSA_COPY_TO_DEVICE = 0, CQSA_COPY_TO_HOST = 1, CQSA_COPY_ON_DEVICE = 2 };
 
 enum {
@@ -175,6 +193,18 @@ typedef struct cqsa_backend_v1 {
   const cqsa_attention_impl *attention;
   int32_t num_attention;
   cqsa_status (*merge)(void *device, const cqsa_merge_leaf *leaf, const cqsa_exec *exec, void *stream);
+
+  /* Enqueue mode: the caller's operands are on the device and the work goes to the caller's stream (NULL: the default stream),
+   * without waiting for it. NULL on backends that have none. */
+  /* Whether work queued on the stream is being captured into a graph; never touches it. CQSA_ERROR_DEVICE when it belongs to
+   * another device. */
+  cqsa_status (*stream_query)(void *device, void *stream, int32_t *capturing_out);
+  /* Memory in stream order: it may be used by what is queued between the two calls. */
+  cqsa_status (*stream_alloc)(void *device, uint64_t bytes, void *stream, void **memory_out);
+  cqsa_status (*stream_free)(void *device, void *memory, void *stream);
+  cqsa_status (*pointer_query)(void *device, const void *pointer, cqsa_pointer_info *info_out);
+  /* Architectures this build has code for: "sm_75 sm_80 sm_90a compute_90". */
+  const char *code;
 } cqsa_backend_v1;
 
 typedef struct cqsa_host_v1 {

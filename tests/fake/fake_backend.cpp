@@ -308,7 +308,12 @@ constexpr cqsa_backend_v1 backend = {sizeof(cqsa_backend_v1),
                                      copy,
                                      impls,
                                      2,
-                                     merge};
+                                     merge,
+                                     nullptr,
+                                     nullptr,
+                                     nullptr,
+                                     nullptr,
+                                     "fake"};
 
 }  // namespace
 }  // namespace fake

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The names in which the portable kernels are written; the only file of the portable tier that knows a vendor. Three worlds
+// supply them: nvcc and clang for CUDA, clang for HIP, and the SIMT harness of the tests (CQSA_SIMT), where a thread of a block
+// is a fiber on the CPU.
+//
+// Lanes is the number of threads that run in lockstep, 32 or 64, a template argument of every kernel.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(CQSA_SIMT)
+
+#include "simt_device.h"  // tests/simt
+
+#else
+
+#if defined(__HIP__)
+#include <hip/hip_runtime.h>
+#else
+#include <cuda_fp16.h>
+#endif
+
+#define CQSA_DEVICE __device__ __forceinline__
+// CQSA_KERNEL(threads per block, name, type of its one parameter) { .. p .. }
+#define CQSA_KERNEL(threads, name, params) extern "C" __global__ void __launch_bounds__(threads) name(const params p)
+
+namespace cqsa::gpu {
+
+CQSA_DEVICE int thread_index() { return int(threadIdx.x); }
+CQSA_DEVICE int block_threads() { return int(blockDim.x); }
+CQSA_DEVICE int64_t block_index_x() { return blockIdx.x; }
+CQSA_DEVICE int64_t block_index_y() { return blockIdx.y; }
+CQSA_DEVICE int64_t block_index_z() { return blockIdx.z; }
+CQSA_DEVICE int64_t grid_size_x() { return gridDim.x; }
+
+// All threads of the block.
+CQSA_DEVICE void barrier() { __syncthreads(); }
+
+// The block's dynamic shared memory, aligned to 16.
+CQSA_DEVICE unsigned char* shared_memory() {
+  extern __shared__ __align__(16) unsigned char cqsa_shared[];
+  return cqsa_shared;
+}
+
+#if defined(__HIP__)
+template <int Lanes> CQSA_DEVICE void lanes_barrier() { __builtin_amdgcn_wave_barrier(); }
+template <int Lanes, class T> CQSA_DEVICE T shuffle_xor(T value, int mask) { return __shfl_xor(value, mask, Lanes); }
+template <int Lanes, class T> CQSA_DEVICE T shuffle(T value, int lane) { return __shfl(value, lane, Lanes); }
+template <int Lanes> CQSA_DEVICE uint64_t ballot(bool value) { return __ballot(value); }
+CQSA_DEVICE float f16_to_f32(uint16_t bits) {
+  _Float16 h;
+  __builtin_memcpy(&h, &bits, 2);
+  return float(h);
+}
+CQSA_DEVICE uint16_t f32_to_f16(float value) {
+  const _Float16 h = _Float16(value);
+  uint16_t bits;
+  __builtin_memcpy(&bits, &h, 2);
+  return bits;
+}
+#else
+template <int Lanes> CQSA_DEVICE void lanes_barrier() { __syncwarp(); }
+template <int Lanes, class T> CQSA_DEVICE T shuffle_xor(T value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask, Lanes); }
+template <int Lanes, class T> CQSA_DEVICE T shuffle(T value, int lane) { return __shfl_sync(0xffffffffu, value, lane, Lanes); }
+template <int Lanes> CQSA_DEVICE uint64_t ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
+CQSA_DEVICE float f16_to_f32(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
+CQSA_DEVICE uint16_t f32_to_f16(float value) { return __half_as_ushort(__float2half_rn(value)); }
+#endif
+
+// Shared or global memory; the old value.
+CQSA_DEVICE uint32_t atomic_or(uint32_t* to, uint32_t bits) { return atomicOr(to, bits); }
+CQSA_DEVICE int32_t atomic_add(int32_t* to, int32_t value) { return atomicAdd(to, value); }
+
+CQSA_DEVICE float fma_f32(float a, float b, float c) { return fmaf(a, b, c); }
+CQSA_DEVICE float exp_f32(float x) { return expf(x); }
+CQSA_DEVICE float log_f32(float x) { return logf(x); }
+CQSA_DEVICE double log_f64(double x) { return log(x); }
+CQSA_DEVICE double exp_f64(double x) { return exp(x); }
+CQSA_DEVICE float tanh_f32(float x) { return tanhf(x); }
+CQSA_DEVICE float max_f32(float a, float b) { return fmaxf(a, b); }
+CQSA_DEVICE float min_f32(float a, float b) { return fminf(a, b); }
+CQSA_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
+CQSA_DEVICE float float_of(uint32_t x) { return __uint_as_float(x); }
+
+}  // namespace cqsa::gpu
+
+#endif
