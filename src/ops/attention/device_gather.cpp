@@ -100,22 +100,14 @@ void move_lines(const host_tile& tile, int64_t begin, int64_t end, char* compact
   }
 }
 
-template <direction way>
-cqsa_status move_parallel(const cqsa_context& context, const host_tile& tile, int64_t begin, int64_t end, char* compact) {
-  auto body = [&](int64_t from, int64_t to) {
-    move_lines<way>(tile, begin + from, begin + to, compact + from * tile.line_bytes());
-  };
-  return for_ranges(context, end - begin, (end - begin) * tile.line_bytes(), body);
-}
-
 }  // namespace
 
-cqsa_status gather_lines(const cqsa_context& context, const host_tile& tile, int64_t begin, int64_t end, char* compact) {
-  return move_parallel<direction::gather>(context, tile, begin, end, compact);
+void gather_piece(const host_tile& tile, int64_t begin, int64_t end, char* compact) {
+  move_lines<direction::gather>(tile, begin, end, compact);
 }
 
-cqsa_status scatter_lines(const cqsa_context& context, const host_tile& tile, int64_t begin, int64_t end, const char* compact) {
-  return move_parallel<direction::scatter>(context, tile, begin, end, const_cast<char*>(compact));
+void scatter_piece(const host_tile& tile, int64_t begin, int64_t end, const char* compact) {
+  move_lines<direction::scatter>(tile, begin, end, const_cast<char*>(compact));
 }
 
 line_run contiguous_lines(const host_tile& tile, int64_t line) {
@@ -129,6 +121,11 @@ line_run contiguous_lines(const host_tile& tile, int64_t line) {
   const int64_t axis0 = tile.rows.pages ? 0 : item * tile.stride[0];
   const int64_t offset = axis0 + head * tile.stride[1] + run.offset + tile.columns.first * tile.stride[3];
   return {tile.data + offset * tile.element, lines};
+}
+
+bool goes_directly(const host_tile& tile) {
+  constexpr int64_t shortest = 64 << 10;  // below it the cost of a copy call exceeds that of a pass through the cache
+  return tile.pinned && tile.lines() > 0 && contiguous_lines(tile, 0).lines * tile.line_bytes() >= shortest;
 }
 
 segment_run run_of_row(const cqs_segment* segments, int64_t num_segments, int64_t row) {

@@ -33,9 +33,9 @@ struct host_tile {
 };
 
 // Lines [begin, end) of the tile between its operand and compact memory (where line `begin` is at compact). Keys of a hidden
-// page are gathered as zeros. Large moves are spread over the context's threads.
-cqsa_status gather_lines(const cqsa_context& context, const host_tile& tile, int64_t begin, int64_t end, char* compact);
-cqsa_status scatter_lines(const cqsa_context& context, const host_tile& tile, int64_t begin, int64_t end, const char* compact);
+// page are gathered as zeros.
+void gather_piece(const host_tile& tile, int64_t begin, int64_t end, char* compact);
+void scatter_piece(const host_tile& tile, int64_t begin, int64_t end, const char* compact);
 
 // Lines from `line` on that lie one after the other in the operand as they do in compact memory, and where the first of them is.
 // 0 lines: no such order. Keys of a hidden page are a run of their own, at nullptr.
@@ -44,6 +44,9 @@ struct line_run {
   int64_t lines;
 };
 line_run contiguous_lines(const host_tile& tile, int64_t line);
+
+// Whether the tile's runs are long enough to be copied one by one, without staging.
+bool goes_directly(const host_tile& tile);
 
 // Position in the sequence of a row of a task, and how many rows from it on are consecutive.
 struct segment_run {

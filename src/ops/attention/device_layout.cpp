@@ -236,13 +236,16 @@ void device_layout::carve(const attention_problem& problem, const cqsa_attention
 
 // ---- the host's memory ------------------------------------------------------------------------------------------------------
 
-void staging_layout::carve(const device_layout& device, arena& memory) {
-  in_bytes = device.in.slot();
-  back_bytes = device.back.slot();
-  for (int i = 0; i < staging_slots; ++i) {
-    in[i] = static_cast<char*>(memory.take_bytes(in_bytes));
-    back[i] = static_cast<char*>(memory.take_bytes(back_bytes));
-  }
+void staging_layout::carve(const staging_choice& staging, arena& memory) {
+  const auto slots = [&memory](int32_t count, uint64_t bytes, uint64_t& stride) {
+    const uint64_t before = memory.used();
+    char* const first = count ? static_cast<char*>(memory.take_bytes(bytes)) : nullptr;
+    stride = memory.used() - before;
+    for (int32_t i = 1; i < count; ++i) memory.take_bytes(bytes);
+    return first;
+  };
+  in = slots(staging.in_slots, staging.in_bytes, in_stride);
+  back = slots(staging.back_slots, staging.back_bytes, back_stride);
 }
 
 void device_host_layout::carve(const attention_problem& problem, const device_geometry& g, arena& memory) {

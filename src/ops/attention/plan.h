@@ -40,6 +40,16 @@ struct hardware_model {
   double memory_rate() const { return device_copy > 0 ? device_copy : 20 * copy_in; }
 };
 
+// Staging memory of a device run: slots that threads fill for the way in, and empty on the way back.
+struct staging_choice {
+  bool pinned = false;  // else pageable, which the driver stages once more
+  int32_t in_slots = 0, back_slots = 0;
+  int32_t threads = 0;  // I/O threads of each direction, the caller's included
+  uint64_t in_bytes = 0, back_bytes = 0;  // of a slot
+
+  bool operator==(const staging_choice&) const = default;
+};
+
 // One way to do it: everything a run needs besides problem and operands.
 struct schedule_choice {
   int32_t schedule = CQSA_SCHEDULE_DIRECT;
@@ -56,7 +66,7 @@ struct schedule_choice {
   int32_t buffers = 1;          // device backend: key windows (CQS: tasks) in flight, 1 to 3
   bool operands_resident = false;    // CQS on a device: q, k, v of the group stay on the device instead of coming per task
   bool accumulator_on_host = false;  // CQS on a device: partial states are merged in host memory
-  bool staging_pinned = false;       // device: staging slots come from pinned memory
+  staging_choice staging;            // device
   double leaf_efficiency = 1;
 
   bool operator==(const schedule_choice&) const = default;
@@ -74,13 +84,17 @@ struct footprint {
 
 // Exact, with the code that carves the memory of a run (on a host backend host = workspace + resident pages of mapped operands). impl may be nullptr (a machine that is not here): leaf workspace 0.
 footprint host_footprint(const attention_problem&, const cqsa_attention_impl* impl, const schedule_choice&);
-footprint device_footprint(const attention_problem&, const cqsa_attention_impl* impl, const schedule_choice&);
 
 // Budgets with 0 replaced by "no limit".
 struct budget {
   uint64_t device, host, pinned;
   bool admits(const footprint& f) const { return f.device <= device && f.host <= host && f.pinned <= pinned; }
 };
+
+// .. on a device, after the staging of `choice` (but for staging.pinned, which is the caller's) was made as large as the limit
+// and the work make sensible, for `threads` threads of the host.
+footprint device_footprint(const attention_problem&, const cqsa_attention_impl* impl, const budget& limit, int32_t threads,
+                           schedule_choice& choice);
 budget budget_of(const attention_problem&, const hardware_model&);
 
 // Why a candidate is not the plan; text is made only for explain.
