@@ -17,6 +17,9 @@ typedef struct fake_config {
   uint32_t delay_min_us, delay_max_us; /* before every operation of a stream */
   uint64_t seed;
   int32_t state;           /* CQSA_BACKEND_*, what state() reports */
+  /* A timeline instead of results: a leaf computes nothing and lasts leaf_us, a copy lasts as long as its size says. */
+  uint32_t leaf_us;        /* 0: leaves are computed */
+  uint32_t copy_us_per_mib;
 } fake_config;
 
 /* Counted since the last fake_configure(), memory of fake_alloc() left out. */
@@ -26,6 +29,10 @@ typedef struct fake_counters {
   int64_t live_objects;     /* streams and events */
   uint64_t bytes_in, bytes_out;
   int64_t copies, launches, allocations;
+  /* Leaves of leaf_us: how long they lasted together, and how long the device had none between the first and the last of them,
+   * of which the part that began after the fourth: the first ones have nothing to hide behind. */
+  int64_t leaf_busy_us, leaf_idle_us, leaf_idle_late_us;
+  int64_t copiers;          /* threads that ever issued a copy */
   char error[256];          /* first fault that an operation found while it ran, "" without one */
 } fake_counters;
 
