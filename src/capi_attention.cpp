@@ -40,10 +40,6 @@ cqsa_status choose_implementation_for(const cqsa_backend_v1& backend, const hard
 // Everything that is decided before operands are seen. The plan's context is not counted here.
 cqsa_status make_plan(cqsa_context* context, const hardware_model& machine, const cqsa_attention_params* params, cqsa_plan& plan) {
   CQSA_TRY(make_problem(params, plan.problem));
-  if (!machine.host && plan.problem.mapped())
-    return fail(CQSA_ERROR_UNSUPPORTED, "params->memory_q, memory_kv and memory_out are %d, %d, %d, but CQSA_MEMORY_MAPPED (4) is "
-                                        "for backends that compute in host memory; CQSA_MEMORY_HOST takes mapped files too",
-                plan.problem.p.memory_q, plan.problem.p.memory_kv, plan.problem.p.memory_out);
   plan.hardware = machine;
   plan.context = context;
   const cqsa_backend_v1* backend = context ? context->backend : machine.host ? cqsa_cpu_backend() : nullptr;

@@ -217,8 +217,9 @@ constexpr double bytes_per_staged_byte = 32;
 
 class staging_fitter {
  public:
-  staging_fitter(const device_layout& layout, const footprint& cost, uint64_t lists, const budget& limit, int32_t threads, bool pinned)
-      : in_(layout.in), back_(layout.back), cost_(cost), lists_(lists), limit_(limit), pinned_(pinned) {
+  staging_fitter(const attention_problem& problem, const device_layout& layout, const footprint& cost, uint64_t lists,
+                 const budget& limit, int32_t threads, bool pinned)
+      : problem_(problem), in_(layout.in), back_(layout.back), cost_(cost), lists_(lists), limit_(limit), pinned_(pinned) {
     most_threads_ = std::clamp(threads, 1, 8);
   }
 
@@ -241,6 +242,7 @@ class staging_fitter {
     s.threads = most_threads_;
     slots(in_, cost_.bytes_in, size, most_slots, s.in_slots, s.in_bytes);
     slots(back_, cost_.bytes_out, size, most_slots, s.back_slots, s.back_bytes);
+    while (s.threads > 1 && !fits(s) && problem_.mapped()) s.threads /= 2;
     return s;
   }
 
@@ -254,9 +256,11 @@ class staging_fitter {
   bool fits(const staging_choice& s) const {
     arena memory;
     staging_layout().carve(s, memory);
-    return pinned_ ? memory.used() <= limit_.pinned : memory.used() <= limit_.host && lists_ <= limit_.host - memory.used();
+    const uint64_t host = lists_ + resident_bytes_of_staging(problem_, s) + (pinned_ ? 0 : memory.used());
+    return host <= limit_.host && (!pinned_ || memory.used() <= limit_.pinned);
   }
 
+  const attention_problem& problem_;
   const transfer_bound in_, back_;
   const footprint& cost_;
   const uint64_t lists_;
@@ -286,9 +290,9 @@ footprint device_footprint(const attention_problem& problem, const cqsa_attentio
     if (g.out_back) cost.bytes_out += query_rows(problem) * static_cast<double>(out_bytes(problem));
     g.cqs ? count_cqs(problem, g, cost) : count_stream(problem, g, cost);
   }
-  choice.staging = staging_fitter(layout, cost, host.used(), limit, threads, choice.staging.pinned).fit();
+  choice.staging = staging_fitter(problem, layout, cost, host.used(), limit, threads, choice.staging.pinned).fit();
   staging_layout().carve(choice.staging, staging);
-  cost.host = host.used() + (choice.staging.pinned ? 0 : staging.used());
+  cost.host = host.used() + resident_bytes_of_staging(problem, choice.staging) + (choice.staging.pinned ? 0 : staging.used());
   cost.pinned = choice.staging.pinned ? staging.used() : 0;
   return cost;
 }

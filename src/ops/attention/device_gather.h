@@ -19,6 +19,11 @@ struct index_map {
   int64_t num_segments = 0;
 };
 
+// The address range of memory mappings.
+struct mapped_range {
+  uintptr_t begin = 0, end = 0;
+};
+
 // A tile of a host operand: extent[0..2] lines of extent[3] elements. In compact memory the lines lie one after the other.
 struct host_tile {
   char* data = nullptr;
@@ -27,6 +32,7 @@ struct host_tile {
   int64_t extent[4] = {};
   index_map rows, columns;
   bool pinned = false;  // the operand is page-locked: the device can copy from and to it directly
+  mapped_range mapping;  // .. is in mapped files, whose resident pages count; empty: it is not
 
   int64_t lines() const { return extent[0] * extent[1] * extent[2]; }
   int64_t line_bytes() const { return extent[3] * element; }
@@ -44,6 +50,13 @@ struct line_run {
   int64_t lines;
 };
 line_run contiguous_lines(const host_tile& tile, int64_t line);
+
+// Lines from `line` on that are tile.stride[2] apart, and where the first of them begins (column 0). Hidden ones are at nullptr.
+struct row_run {
+  char* data;
+  int64_t lines;
+};
+row_run rows_from(const host_tile& tile, int64_t line);
 
 // Whether the tile's runs are long enough to be copied one by one, without staging.
 bool goes_directly(const host_tile& tile);

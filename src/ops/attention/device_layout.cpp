@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 
+#include "ops/attention/mapped_piece.h"
 #include "tensor.h"
 
 namespace cqsa {
@@ -246,6 +247,13 @@ void staging_layout::carve(const staging_choice& staging, arena& memory) {
   };
   in = slots(staging.in_slots, staging.in_bytes, in_stride);
   back = slots(staging.back_slots, staging.back_bytes, back_stride);
+}
+
+uint64_t resident_bytes_of_staging(const attention_problem& problem, const staging_choice& staging) {
+  const bool in = problem.p.memory_q == CQSA_MEMORY_MAPPED || problem.p.memory_kv == CQSA_MEMORY_MAPPED;
+  const bool back = problem.p.memory_out == CQSA_MEMORY_MAPPED;
+  const uint64_t pieces = (in ? resident_of_piece(staging.in_bytes) : 0) + (back ? resident_of_piece(staging.back_bytes) : 0);
+  return static_cast<uint64_t>(staging.threads) * pieces;
 }
 
 void device_host_layout::carve(const attention_problem& problem, const device_geometry& g, arena& memory) {

@@ -74,6 +74,9 @@ struct staging_layout {
   void carve(const staging_choice&, arena&);
 };
 
+// Pages of mapped operands that are resident at a time: a piece for each thread of each direction.
+uint64_t resident_bytes_of_staging(const attention_problem&, const staging_choice&);
+
 struct device_host_layout {
   cqsa_rect* rects = nullptr;
   cqs_segment* segments[2] = {};  // of the task that is issued, and of the one whose state comes back

@@ -33,6 +33,7 @@ struct device_run {
   schedule_choice choice;
   device_geometry g;
   device_session session;
+  mapped_pages pages{problem};
   query_tile unfinished{};  // after a failure: where to go on; what comes before has left the device
 
   device_run(run_state& r, const cqsa_attention_leaf& leaf, const cqsa_attention_impl* i, const schedule_choice& c)

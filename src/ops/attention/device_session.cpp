@@ -3,6 +3,8 @@
 
 #include <cinttypes>
 
+#include "ops/attention/mapped_piece.h"
+
 namespace cqsa {
 
 template <class F>
@@ -53,6 +55,7 @@ cqsa_status device_session::allocate(const attention_problem& problem, const cqs
   CQSA_TRY(allocate_device(counting.used(), workspace));
   arena memory(workspace ? workspace : device_memory_);
   device.carve(problem, impl, choice, g, memory);
+  mapped_bytes_ = resident_bytes_of_staging(problem, choice.staging);
   CQSA_TRY(allocate_host(problem, g));
   return allocate_staging(choice.staging, host_bytes_, limit);
 }
@@ -69,7 +72,7 @@ cqsa_status device_session::allocate_device(uint64_t bytes, void* workspace) {
   return CQSA_OK;
 }
 
-void device_session::count_host(uint64_t bytes) { info_.peak_host_bytes = std::max(info_.peak_host_bytes, bytes); }
+void device_session::count_host(uint64_t bytes) { info_.peak_host_bytes = std::max(info_.peak_host_bytes, bytes + mapped_bytes_); }
 
 cqsa_status device_session::allocate_host(const attention_problem& problem, const device_geometry& g) {
   arena counting;
@@ -120,8 +123,9 @@ cqsa_status device_session::open_lanes(const staging_choice& staging, char* memo
   arena memory(memory_begin);
   staging_layout layout;
   layout.carve(staging, memory);
-  // With one thread for everything the calling thread moves what it comes to need.
-  const int threads = context_.num_threads > 1 ? staging.threads : 0;
+  // With one thread for everything the calling thread moves what it comes to need. Pages of mapped operands are counted for each
+  // thread, that one included.
+  const int threads = context_.num_threads == 1 ? 0 : mapped ? staging.threads - 1 : staging.threads;
   CQSA_TRY(in_.open(streams_[stream_in], {layout.in, staging.in_bytes, layout.in_stride, staging.in_slots, threads}));
   return back_.open(streams_[stream_back], {layout.back, staging.back_bytes, layout.back_stride, staging.back_slots, threads});
 }
@@ -163,6 +167,29 @@ cqsa_status device_session::drain() {
 }
 
 // ---- transfers ------------------------------------------------------------------------------------------------------------------
+
+// Strides may spread one line over more pages than the plan, which does not know them, has allowed a piece.
+cqsa_status device_session::find_pages(host_tile& tile, const io_lane& lane) {
+  if (!mapped || tile.lines() == 0) return CQSA_OK;
+  tile.mapping = mapped->range_of(tile.data);
+  if (!tile.mapping.end) return CQSA_OK;
+  const uint64_t planned = resident_of_piece(lane.ring().slot_bytes), line = touched_bytes(tile, 0, 1);
+  if (line <= planned) return CQSA_OK;
+  return fail(CQSA_ERROR_BUDGET_TOO_SMALL, "a row of a mapped operand touches pages of %" PRIu64 " bytes with the strides it has, and the "
+              "plan allows %" PRIu64 "; CQSA_MEMORY_HOST does not count pages", line, planned);
+}
+
+cqsa_status device_session::fetch(const host_tile& from, int64_t begin, int64_t end, void* to) {
+  host_tile tile = from;
+  CQSA_TRY(find_pages(tile, in_));
+  return in_.copy(tile, begin, end, static_cast<char*>(to) + begin * tile.line_bytes());
+}
+
+cqsa_status device_session::store(const host_tile& to, const void* from) {
+  host_tile tile = to;
+  CQSA_TRY(find_pages(tile, back_));
+  return back_.copy(tile, 0, tile.lines(), const_cast<void*>(from));
+}
 
 void device_session::abandon_fetches() { info_.bytes_in += in_.close(); }
 

@@ -3,6 +3,7 @@
 // by its destructor.
 #pragma once
 #include "ops/attention/device_layout.h"
+#include "ops/attention/host_mapped.h"
 #include "ops/attention/io_lane.h"
 
 namespace cqsa {
@@ -36,6 +37,8 @@ class device_session {
 
   device_layout device;
   device_host_layout host;
+  // Where operands in mapped files lie; nullptr: there are none. Their pages go behind each transfer.
+  const mapped_pages* mapped = nullptr;
 
   cqsa_status record(device_event& event, stream_id stream);
   // Where a lane records the event, the calling thread first waits until that is in the stream.
@@ -46,11 +49,9 @@ class device_session {
 
   // A tile of a host operand -> compact device memory, in the lane of stream_in: returns before anything has moved.
   cqsa_status fetch(const host_tile& tile, void* to) { return fetch(tile, 0, tile.lines(), to); }
-  cqsa_status fetch(const host_tile& tile, int64_t begin, int64_t end, void* to) {
-    return in_.copy(tile, begin, end, static_cast<char*>(to) + begin * tile.line_bytes());
-  }
+  cqsa_status fetch(const host_tile& tile, int64_t begin, int64_t end, void* to);
   // Compact device memory -> a tile of a host operand, in the lane of stream_back, likewise.
-  cqsa_status store(const host_tile& tile, const void* from) { return back_.copy(tile, 0, tile.lines(), const_cast<void*>(from)); }
+  cqsa_status store(const host_tile& tile, const void* from);
   // The place in the lane behind what was stored so far, and waiting until it is all in the host's memory. What is stored before
   // the place must end with a record on stream_back.
   int64_t stored() const { return back_.pushed(); }
@@ -81,6 +82,7 @@ class device_session {
   cqsa_status checked(cqsa_status status, const char* what) const;
   cqsa_status allocate_device(uint64_t bytes, void* workspace);
   cqsa_status allocate_staging(const staging_choice& staging, uint64_t host_bytes, const budget& limit);
+  cqsa_status find_pages(host_tile& tile, const io_lane& lane);
   cqsa_status open_lanes(const staging_choice& staging, char* memory);
   cqsa_status allocate_host(const attention_problem&, const device_geometry&);
   io_lane* lane_of(stream_id stream) { return stream == stream_in ? &in_ : stream == stream_back ? &back_ : nullptr; }
@@ -98,6 +100,7 @@ class device_session {
   uint64_t pageable_bytes_ = 0;
   void* host_memory_ = nullptr;
   uint64_t host_bytes_ = 0;
+  uint64_t mapped_bytes_ = 0;  // pages of mapped operands that may be resident
   void* reading_ = nullptr;  // a stream for read(), made when it is needed: stream_back may have much to do
   io_lane in_, back_;
 };

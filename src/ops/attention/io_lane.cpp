@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "ops/attention/mapped_piece.h"
 #include "thread_pool.h"
 
 namespace cqsa {
@@ -200,7 +201,8 @@ io_lane::slot* io_lane::claim_to_fill(int64_t before) {
 
 int64_t io_lane::piece_end(const entry& e, int64_t begin) const {
   const int64_t most = std::max<int64_t>(1, static_cast<int64_t>(ring_.slot_bytes) / e.tile.line_bytes());
-  return std::min(begin + most, e.end);
+  const int64_t end = std::min(begin + most, e.end);
+  return e.tile.mapping.end ? begin + lines_within(e.tile, begin, end, resident_of_piece(ring_.slot_bytes)) : end;
 }
 
 void io_lane::work(slot& mine, hold& lock) {
@@ -221,7 +223,10 @@ cqsa_status io_lane::move(slot& mine) {
   char* memory = slot_memory(static_cast<int>(&mine - slots_));
   if (mine.used)
     CQSA_TRY(checked(backend_.event_sync(context_.device, mine.event), inward() ? "waiting for a copy to the device" : "waiting for a copy from the device"));
+  const bool mapped = e.tile.mapping.end != 0;
+  if (mapped && inward()) want_lines(e.tile, mine.begin, mine.end);
   inward() ? gather_piece(e.tile, mine.begin, mine.end, memory) : scatter_piece(e.tile, mine.begin, mine.end, memory);
+  if (mapped) drop_lines(e.tile, mine.begin, mine.end, !inward());
   return CQSA_OK;
 }
 

@@ -468,8 +468,9 @@ double predicted_seconds(const attention_problem& problem, const hardware_model&
   const double busy = compute + launches + state_seconds(problem, machine, choice, cost);
   // Partial results that are merged on the host: read, read, written.
   const double merged = choice.accumulator_on_host ? 3 * cost.bytes_out / machine.host_copy : 0;
-  const bool staged = problem.p.memory_kv == CQSA_MEMORY_HOST || problem.p.memory_q == CQSA_MEMORY_HOST;
-  const double staging = staged ? (cost.bytes_in + cost.bytes_out) / machine.host_copy : 0;
+  const auto is_staged = [](int32_t place) { return place == CQSA_MEMORY_HOST || place == CQSA_MEMORY_MAPPED; };
+  const bool staged = is_staged(problem.p.memory_kv) || is_staged(problem.p.memory_q);
+  const double staging = staged ? (cost.bytes_in + cost.bytes_out) / (machine.host_copy * std::max(1, choice.staging.threads)) : 0;
   const double pageable = choice.staging.pinned || cost.bytes_in == 0 ? 1.0 : 2.0;  // the driver stages once more
   const double transfer = pageable * std::max({in, out, staging});
   return merged + (choice.buffers > 1 ? std::max(busy, transfer) + 0.02 * std::min(busy, transfer) : busy + transfer);
