@@ -96,9 +96,6 @@ cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args) {
   cqsa_attention_leaf whole{};
   CQSA_TRY(bind_operands(plan.problem, *plan.context->backend, args, whole));
   if (!plan.hardware.host) CQSA_TRY(check_device_index(*plan.context, args));
-  if (!plan.hardware.host && args.checkpoint)
-    return fail(CQSA_ERROR_UNSUPPORTED, "args->checkpoint is given, but backend %s does not compute in host memory",
-                plan.context->backend->name);
   CQSA_TRY(check_run_workspace(plan, args));
   if (args.info) CQSA_TRY(check_out_struct(args.info, "args->info", first_run_info));
   whole.batch_invariant = plan.problem.batch_invariant();

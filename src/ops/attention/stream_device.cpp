@@ -560,6 +560,7 @@ cqsa_status stream_runner::finish_oldest() {
   CQSA_TRY(session_.await_stored(pending_[0].stored));
   pending_[0] = pending_[1];
   --pending_count_;
+  if (run_.listener) CQSA_TRY(run_.listener->finished(run_, tile));
   return run_.done(tile.group, tile.rows);
 }
 
