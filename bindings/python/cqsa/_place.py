@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from math import prod
 from typing import Any, List, NamedTuple
 
@@ -21,7 +22,7 @@ class Placement(NamedTuple):
     places: List[str]  # of each tensor: "device", "pinned" or "host"; a tensor that is on a device already is "device"
     device_bytes: int  # of the tensors that would be put on the device, those that are there already not counted
     pinned_bytes: int  # of the tensors that would be pinned
-    limit_bytes: int  # what may be put on the device: its memory less the reserve
+    limit_bytes: int  # what may be put on the device: what is free of its memory, less the reserve
     reason: str  # in one sentence
 
 
@@ -39,13 +40,14 @@ def place(*tensors: Any, reserve: float = 0.15, backend: str = "auto", hardware:
         raise error_for(ERROR_INVALID_ARGUMENT, f"reserve is {reserve!r}, wanted a fraction from 0 to 1")
     views = [view_of(tensor, f"tensors[{index}]") for index, tensor in enumerate(tensors)]
     machine = hardware_of(backend) if hardware is None else json.loads(hardware_text(hardware))
-    name, total = str(machine.get("name", "")), int(machine.get("device_bytes", 0))
+    name, free = str(machine.get("name", "")), int(machine.get("device_bytes", 0))
+    total = int(machine.get("device_total_bytes", 0)) or free
     if machine.get("host", False):
         places = ["host" if view.on_host() else "device" for view in views]
         return Placement(places, 0, 0, 0, f"{name} computes in host memory: there is no device to place operands on")
-    if total <= 0:
+    if free <= 0:
         raise error_for(ERROR_INVALID_ARGUMENT, 'hardware has no "device_bytes"')
-    limit = int(total * (1 - fraction))
+    limit = max(0, free - math.ceil(total * fraction))
     rest = "pinned" if machine.get("pinned", False) else "host"
     places, on_device, pinned = [], 0, 0
     for view in views:
@@ -54,5 +56,5 @@ def place(*tensors: Any, reserve: float = 0.15, backend: str = "auto", hardware:
         places.append("device" if fits else rest if view.device[0] == _ffi.DEVICE_CPU else "pinned")
         on_device += size if fits and view.on_host() else 0
         pinned += 0 if fits or rest == "host" else size
-    return Placement(places, on_device, pinned, limit, f"{name} has {total} bytes, of which {limit} may hold operands: "
+    return Placement(places, on_device, pinned, limit, f"{name} has {free} of {total} bytes free, of which {limit} may hold operands: "
                      f"{on_device} are taken, {pinned} bytes are pinned")

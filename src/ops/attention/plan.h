@@ -23,7 +23,8 @@ struct hardware_model {
   char backend[32] = "";
   bool host = true;             // operands are used in place, nothing is copied (the CPU backend)
   bool pinned = false;          // the backend can pin host memory
-  uint64_t device_bytes = 0;    // 0: unknown, no limit
+  uint64_t device_bytes = 0;    // free; 0: unknown, no limit
+  uint64_t device_total_bytes = 0;
   uint64_t host_bytes = 0;
   int32_t workers = 1;          // threads of a host backend
   double flops_64 = 0;          // FLOP/s at head_dim 64 and 128; other sizes are interpolated
