@@ -18,7 +18,7 @@ def environment(tmp_path):
     return {**os.environ, "CQSA_BACKEND_PATH": str(folder)}
 
 
-def test_doctor_examines_the_device(run, environment):
+def test_doctor_examines_the_device(run, environment, tmp_path):
     report = json.loads(run("doctor", "--json", env=environment, timeout=300).stdout)
     assert report["pass"]
     cuda = next(b for b in report["backends"] if b["name"] == "cuda")
@@ -31,13 +31,7 @@ def test_doctor_examines_the_device(run, environment):
     assert all(check["pass"] for check in cuda["check"]) and len(cuda["check"]) == 3
     small, large = (row["seqlen"] for row in cuda["capacity"]["largest_seqlen"][:2])
     assert small is None or (large is None or large > small > 0)
-    text = run("doctor", env=environment, timeout=300).stdout
-    assert "backend cuda: ready, fake device" in text and "launch_seconds" in text
-
-
-def test_plan_for_the_machine_that_doctor_printed(run, environment, tmp_path):
-    report = json.loads(run("doctor", "--json", env=environment, timeout=300).stdout)
-    machine = next(b for b in report["backends"] if b["name"] == "cuda")["hardware"]
+    # What it printed is a machine to plan for.
     (tmp_path / "hw.json").write_text(json.dumps(machine))
     plan = json.loads(run("plan", "--seqlen", 100000, "--heads", 8, "--head-dim", 64, "--dtype", "f16", "--memory", "64MiB", "--hardware",
                           "hw.json", "--json").stdout)
