@@ -367,7 +367,7 @@ TEST_CASE("a run on the device goes on where its checkpoint says", "[streaming]"
       REQUIRE(status == CQSA_OK);
       CHECK(lives > 2);
       CHECK(out.equals(wanted));
-      CHECK(tasks < whole.tasks * 3);
+      CHECK(tasks <= whole.tasks + 12 * lives);  // what was in flight is lost with each life, no more
       CHECK(access(path.c_str(), F_OK) != 0);
     }
 }
@@ -411,4 +411,35 @@ TEST_CASE("a checkpoint of the device survives a re-plan, and is refused where i
   CHECK(out.equals(o.out.memory()));
   p.schedule = CQSA_SCHEDULE_CQS;
   CHECK(cqsa_attention(device_context(), &p, &args, nullptr) != CQSA_OK);  // nq is not nk
+}
+
+// ---- the machine -------------------------------------------------------------------------------------------------------------------
+
+TEST_CASE("a device is measured once in a process", "[streaming]") {
+  const auto hardware = [](cqsa_context* context) {
+    char text[2048];
+    REQUIRE(cqsa_context_hardware(context, text, sizeof text, nullptr) == CQSA_OK);
+    CHECK(stats().live_allocations == 0);
+    CHECK(stats().live_objects == 0);
+    return std::string(text);
+  };
+  const auto without_workers = [](std::string text) { return text.erase(text.find("\"workers\""), text.find("\"flops_64\"") - text.find("\"workers\"")); };
+  cqsa_context *first = context_with(2), *second = context_with(3);
+  // Not while it is full.
+  fake_config full{};
+  full.memory_limit = 1 << 20;
+  configure(full);
+  hardware(first);
+  CHECK(stats().copies == 0);
+  configure();
+  const std::string once = hardware(first);
+  CHECK(stats().copies > 0);
+  configure();
+  const std::string again = hardware(second);
+  CHECK(stats().copies == 0);
+  CHECK(without_workers(once) == without_workers(again));
+  CHECK(once.find("\"workers\": 2") != std::string::npos);
+  CHECK(again.find("\"workers\": 3") != std::string::npos);
+  cqsa_context_destroy(first);
+  cqsa_context_destroy(second);
 }
