@@ -596,6 +596,10 @@ FAKE_CUDA CUresult cuStreamCreate(CUstream* out, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
+FAKE_CUDA CUresult cuStreamGetFlags(CUstream s, unsigned* out) {
+  return *out = s->blocking ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING, CUDA_SUCCESS;
+}
+
 FAKE_CUDA CUresult cuStreamDestroy_v2(CUstream s) {
   const guard hold(m().lock);
   FAKE_TRY(find_stream(s, s));

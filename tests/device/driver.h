@@ -31,7 +31,7 @@ inline std::atomic<int> failures{0};
   X(cuInit) X(cuDeviceGetCount) X(cuDeviceGet) X(cuCtxGetCurrent) X(cuCtxSetCurrent) X(cuCtxPushCurrent_v2) X(cuCtxPopCurrent_v2) \
   X(cuCtxDestroy_v2) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease_v2) X(cuDevicePrimaryCtxGetState)                 \
   X(cuMemGetInfo_v2) X(cuMemAlloc_v2) X(cuMemFree_v2) X(cuMemAllocManaged) X(cuMemsetD32Async) X(cuMemcpyDtoHAsync_v2)         \
-  X(cuStreamCreate) X(cuStreamDestroy_v2) X(cuStreamSynchronize) X(cuStreamIsCapturing) X(cuStreamBeginCapture_v2)             \
+  X(cuStreamCreate) X(cuStreamGetFlags) X(cuStreamDestroy_v2) X(cuStreamSynchronize) X(cuStreamIsCapturing) X(cuStreamBeginCapture_v2)             \
   X(cuStreamEndCapture) X(cuThreadExchangeStreamCaptureMode) X(cuGraphInstantiateWithFlags) X(cuGraphLaunch)                   \
   X(cuGraphExecDestroy) X(cuGraphDestroy) X(cuLaunchHostFunc) X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord)
 

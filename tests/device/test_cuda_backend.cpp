@@ -18,8 +18,9 @@ const cqsa_backend_v1& b() { return *plugin; }
 
 // A device opened for a scope.
 struct opened {
+  const int32_t index;
   void* handle = nullptr;
-  explicit opened(int32_t index = 0) { CALL_OK(b(), device_open, index, &handle); }
+  explicit opened(int32_t number = 0) : index(number) { CALL_OK(b(), device_open, index, &handle); }
   ~opened() { CALL(b(), device_close, handle); }
   opened(const opened&) = delete;
 };
@@ -35,15 +36,6 @@ std::vector<unsigned char> pattern(size_t bytes, unsigned seed) {
   }
   return out;
 }
-
-void* make_stream(const opened& d) {
-  void* stream = nullptr;
-  CALL_OK(b(), stream_create, d.handle, &stream);
-  return stream;
-}
-
-void CUDA_CB sleep_200ms(void*) { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
-void CUDA_CB sleep_20ms(void*) { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
 
 // For what the tests themselves do on the device.
 struct in_primary {
@@ -62,6 +54,19 @@ struct in_primary {
   }
   in_primary(const in_primary&) = delete;
 };
+
+void* make_stream(const opened& d) {
+  void* stream = nullptr;
+  CALL_OK(b(), stream_create, d.handle, &stream);
+  const in_primary here(d.index);
+  unsigned flags = 0;
+  cu().cuStreamGetFlags(static_cast<CUstream>(stream), &flags);
+  CHECK(flags == CU_STREAM_NON_BLOCKING, "the stream waits for the application's default stream");
+  return stream;
+}
+
+void CUDA_CB sleep_200ms(void*) { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
+void CUDA_CB sleep_20ms(void*) { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
 
 // ---- cases --------------------------------------------------------------------------------------------------------------------------
 
