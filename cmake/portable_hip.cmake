@@ -37,7 +37,7 @@ endfunction()
 
 # check_portable_hip(KERNEL.cu ..)
 function(cqsa_check_portable_hip)
-  if(NOT CQSA_CHECK_PORTABLE_HIP OR NOT ARGN)
+  if(NOT CQSA_CHECK_PORTABLE_HIP OR NOT ARGN OR (CQSA_SANITIZE AND CQSA_CHECK_PORTABLE_HIP STREQUAL "AUTO"))
     return()
   elseif(NOT CQSA_HIP_CLANG OR NOT CQSA_HIP_DEVICE_LIBS OR NOT CQSA_HIP_INCLUDE)
     set(missing "clang++-19, AMD's device libraries or HIP's headers are missing (tools/setup.sh gpu)")
