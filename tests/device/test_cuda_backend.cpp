@@ -473,7 +473,7 @@ void case_compute_rate() {
     const double ms = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() * 1e3;
     std::printf("head_dim %" PRId64 ": %.3g FLOP/s, measured in %.1f ms\n", head_dim, rate, ms);
     CHECK(rate > 0, "%s", b().last_error());
-    CHECK(ms < 150, "%.1f ms", ms);
+    CHECK(ms < 150 || is_fake(), "%.1f ms", ms);
   }
   CHECK(free_memory() == before, "the measurement left %" PRId64 " bytes behind", static_cast<int64_t>(before - free_memory()));
   CHECK(CALL(b(), compute_rate, 0, 0, CQSA_DTYPE_F32, nullptr) == 0, "head_dim 0");
