@@ -54,6 +54,7 @@ cqsa_status find_device(int32_t index, device*& out) {
 }
 
 cqsa_status retain(device& d) {
+  const capture_exemption exempt;
   CQSA_CUDA_TRY(check(driver().cuDevicePrimaryCtxRetain(&d.context, d.handle), "taking the device's primary context"));
   cqsa_status status;
   {
@@ -66,6 +67,7 @@ cqsa_status retain(device& d) {
 
 // A context costs hundreds of milliseconds and of megabytes, too much for a question: without one the number is 0.
 cqsa_status free_bytes(const device& d, uint64_t& out) {
+  const capture_exemption exempt;
   CUcontext context = nullptr;
   unsigned flags = 0;
   int active = 0;
@@ -142,24 +144,24 @@ void device_close(void* handle) {
   if (driver_was_forked()) return;
   device& d = device_of(handle);
   const std::lock_guard hold(d.lock);
+  const capture_exemption exempt;
   if (--d.users == 0) driver().cuDevicePrimaryCtxRelease_v2(d.handle);
 }
 
-scope::scope(CUcontext context, capture mode) {
-  if (driver_was_forked()) {
-    status_ = require_driver();
-    return;
-  }
-  status_ = check(driver().cuCtxPushCurrent_v2(context), "entering the device's context");
-  if (status_ != CQSA_OK || mode == capture::as_is) return;
-  exchanged_ = driver().cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
+namespace {
+
+cqsa_status enter(CUcontext context) {
+  if (driver_was_forked()) return require_driver();
+  return check(driver().cuCtxPushCurrent_v2(context), "entering the device's context");
 }
 
+}  // namespace
+
+scope::scope(CUcontext context, capture mode) : status_(enter(context)), exemption_(status_ == CQSA_OK && mode == capture::exempt) {}
+
 scope::~scope() {
-  if (status_ != CQSA_OK) return;
-  if (exchanged_) driver().cuThreadExchangeStreamCaptureMode(&mode_);
   CUcontext ours = nullptr;
-  driver().cuCtxPopCurrent_v2(&ours);
+  if (status_ == CQSA_OK) driver().cuCtxPopCurrent_v2(&ours);
 }
 
 }  // namespace cqsa::cuda

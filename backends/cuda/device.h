@@ -41,23 +41,37 @@ void device_close(void* handle);
 
 inline device& device_of(void* handle) { return *static_cast<device*>(handle); }
 
-// The device's context is this thread's current one inside the scope, whatever was before, and that again afterwards. While
-// another thread captures a graph in the global mode, some calls (allocations, waiting) are forbidden to all threads and would
-// break that capture, though they have nothing to do with it; `relaxed` exempts this thread inside the scope.
+// While another thread captures a graph in the global mode, some calls (allocating, waiting, making a context) are forbidden to
+// all threads and would break that capture, though they have nothing to do with it. This exempts the thread for a scope.
+class capture_exemption {
+ public:
+  explicit capture_exemption(bool wanted = true) : exchanged_(wanted && exchange()) {}
+  ~capture_exemption() {
+    if (exchanged_) exchange();
+  }
+  capture_exemption(const capture_exemption&) = delete;
+  capture_exemption& operator=(const capture_exemption&) = delete;
+
+ private:
+  bool exchange() { return driver().cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS; }
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+  const bool exchanged_;
+};
+
+// The device's context is this thread's current one inside the scope, whatever was before, and that again afterwards.
 class scope {
  public:
-  enum class capture { as_is, relaxed };
-  explicit scope(CUcontext context, capture mode = capture::relaxed);
-  explicit scope(const device& of, capture mode = capture::relaxed) : scope(of.context, mode) {}
+  enum class capture { as_is, exempt };
+  explicit scope(CUcontext context, capture mode = capture::exempt);
+  explicit scope(const device& of, capture mode = capture::exempt) : scope(of.context, mode) {}
   ~scope();
   scope(const scope&) = delete;
   scope& operator=(const scope&) = delete;
   cqsa_status status() const { return status_; }
 
  private:
-  cqsa_status status_ = CQSA_OK;
-  bool exchanged_ = false;
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+  const cqsa_status status_;
+  const capture_exemption exemption_;
 };
 
 }  // namespace cqsa::cuda

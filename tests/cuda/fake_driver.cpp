@@ -127,8 +127,7 @@ CUresult find_stream(CUstream handle, CUstream_st*& out) {
 }
 
 // Work that another thread's capture in the global mode forbids to everybody who has not asked to be exempt.
-CUresult unsafe_call() {
-  if (const CUresult result = need_context(); result != CUDA_SUCCESS) return result;
+CUresult forbidden_by_captures() {
   CUresult result = CUDA_SUCCESS;
   for (CUstream_st* s : m().streams) {
     if (s->capture != CU_STREAM_CAPTURE_STATUS_ACTIVE || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) continue;
@@ -138,6 +137,11 @@ CUresult unsafe_call() {
     result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   return result;
+}
+
+CUresult unsafe_call() {
+  const CUresult result = need_context();
+  return result != CUDA_SUCCESS ? result : forbidden_by_captures();
 }
 
 void run_one(CUstream_st* s) {
@@ -315,12 +319,14 @@ FAKE_CUDA CUresult cuDeviceGetAttribute(int* out, CUdevice_attribute which, CUde
 
 FAKE_CUDA CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice device) {
   const guard hold(m().lock);
+  FAKE_TRY(forbidden_by_captures());
   if (m().retained.at(static_cast<size_t>(device))++ == 0) ++m().counts.contexts;
   return *out = &m().primary[static_cast<size_t>(device)], CUDA_SUCCESS;
 }
 
 FAKE_CUDA CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   const guard hold(m().lock);
+  FAKE_TRY(forbidden_by_captures());
   int& count = m().retained.at(static_cast<size_t>(device));
   if (count == 0) return CUDA_ERROR_INVALID_CONTEXT;
   if (--count == 0) destroy_contents(&m().primary[static_cast<size_t>(device)]);

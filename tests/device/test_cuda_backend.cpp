@@ -54,14 +54,20 @@ struct in_primary {
   CUcontext context = nullptr;
   explicit in_primary(int index = 0) {
     cu().cuDeviceGet(&device, index);
-    cu().cuDevicePrimaryCtxRetain(&context, device);
+    retain_or_release(true);
     cu().cuCtxPushCurrent_v2(context);
   }
   ~in_primary() {
     CUcontext popped = nullptr;
     cu().cuCtxPopCurrent_v2(&popped);
     CHECK(popped == context, "the context stack is out of balance");
-    cu().cuDevicePrimaryCtxRelease_v2(device);
+    retain_or_release(false);
+  }
+  void retain_or_release(bool retain) {  // also while the test itself has a capture under way
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    cu().cuThreadExchangeStreamCaptureMode(&mode);
+    retain ? cu().cuDevicePrimaryCtxRetain(&context, device) : cu().cuDevicePrimaryCtxRelease_v2(device);
+    cu().cuThreadExchangeStreamCaptureMode(&mode);
   }
   in_primary(const in_primary&) = delete;
 };
@@ -375,7 +381,7 @@ void case_foreign_capture() {
     CHECK(cu().cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS, "a capture");
     const auto work = [&] {
       sweep(d, 6);
-      const opened again;
+      const opened again, last(usable_devices() - 1);
     };
     from_thread ? std::thread(work).join() : work();
     CHECK(cu().cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS && graph != nullptr, "a capture beside us was broken");
