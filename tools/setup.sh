@@ -5,7 +5,7 @@
 set -euo pipefail
 
 build=(g++ cmake make git libhwy-dev nlohmann-json3-dev libcli11-dev libfmt-dev)
-test=(catch2 libdlpack-dev binutils clang python3 python3-numpy python3-pytest python3-hypothesis pkg-config)
+test=(catch2 libdlpack-dev libboost-context-dev binutils clang python3 python3-numpy python3-pytest python3-hypothesis pkg-config)
 harden=(clang libclang-rt-dev)
 
 wanted=("${build[@]}")
