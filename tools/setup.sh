@@ -6,9 +6,9 @@
 set -euo pipefail
 
 build=(g++ cmake make git libhwy-dev nlohmann-json3-dev libcli11-dev libfmt-dev)
-test=(catch2 libdlpack-dev binutils clang python3 python3-numpy python3-pytest python3-hypothesis pkg-config)
+test=(catch2 libdlpack-dev libboost-context-dev binutils clang python3 python3-numpy python3-pytest python3-hypothesis pkg-config)
 harden=(clang libclang-rt-dev)
-gpu=(clang-19 lld-19 rocm-device-libs libamdhip64-dev libboost-context-dev)
+gpu=(clang-19 lld-19 rocm-device-libs libamdhip64-dev)
 
 wanted=("${build[@]}")
 case ${1:-build} in

@@ -10,10 +10,10 @@ import pathlib
 import re
 import sys
 
-VENDOR_NAMES = re.compile(r"\b(cuda|hip|cu|nv|amd)[A-Z_]\w*|\b(cuda|hip)\w*\.h\b|__CUDA\w*|__HIP\w*|__NV\w*|__AMD\w*|\b__?asm(__|\b)|\basm\b|\b__builtin_amdgcn\w*|"
+VENDOR_NAMES = re.compile(r"\b(cuda|hip)[A-Z_]\w*|\bcu[A-Z]\w*|\b(cuda|hip)\w*\.h\b|__CUDA\w*|__HIP\w*|__NV\w*|__AMD\w*|\b__?asm(__|\b)|\basm\b|\b__builtin_amdgcn\w*|"
                           r"\b__(shfl|ballot|syncwarp|activemask|any_sync|all_sync)\w*|\bwarpSize\b|\b(threadIdx|blockIdx|blockDim|gridDim)\b")
 # 32 is also a width in bits and a size of a tile; as a lane count it stands beside one of these words.
-LANES_32 = re.compile(r"\blanes?\w*\s*(=|==|%|/|\*|&|<|>=)\s*(32|31|64|63)\b|\blane\w*\s*=[^;]*[%&/]\s*(32|31|64|63)u?\b|<\s*(32|64)\s*>|\bwarp\w*|"
+LANES_32 = re.compile(r"\blanes?\w*\s*(=|==|%|/|\*|&|<|>=)\s*(32|31|64|63)\b|\blane\w*\s*=[^;]*[%&/]\s*(32|31|64|63)u?\b|<\s*32\s*>|\bwarp\w*|"
                       r"\b(thread\w*|tid)(\(\))?\s*(%|/|&|>>)\s*(5|31|32)\b", re.IGNORECASE)
 VENDOR_HEADERS = re.compile(r'#\s*include\s*[<"](cuda|hip/|hip_|cublas|cudnn|nv|rocm|hsa/|curand|cub/)')
 
