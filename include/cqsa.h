@@ -123,6 +123,7 @@ enum {
   CQSA_ERROR_RUNTIME = 62,   /* the device or its driver reported a failure */
   CQSA_ERROR_IO = 63,        /* a file could not be read or written: outputs or checkpoint */
   CQSA_ERROR_CHECKPOINT = 64, /* the checkpoint is damaged, or of another version, problem, plan, input or output */
+  CQSA_ERROR_CAPTURE_UNSAFE = 65, /* the stream is being captured into a graph, and this call cannot be part of one */
 
   CQSA_ERROR_INTERNAL = 80 /* a defect of the library; please report it with the message */
 };

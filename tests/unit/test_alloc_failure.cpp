@@ -352,6 +352,7 @@ cqsa_backend_v1 calm_backend() {
   CALM(device_properties), CALM(device_alloc), CALM(device_free), CALM(pinned_alloc), CALM(pinned_free);
   CALM(stream_create), CALM(stream_destroy), CALM(stream_sync), CALM(event_create), CALM(event_destroy);
   CALM(event_record), CALM(event_sync), CALM(stream_wait), CALM(copy), CALM(merge);
+  CALM(stream_query), CALM(stream_alloc), CALM(stream_free), CALM(pointer_query);
 #undef CALM
   return out;
 }

@@ -39,12 +39,12 @@ double small_bytes(const attention_problem& problem, const device_geometry& g) {
 // Index arrays and page ids that come from the device, because the host must know them.
 double index_bytes(const attention_problem& problem, const device_geometry& g) {
   const auto& p = problem.p;
-  if (g.q_in) return 0;
+  if (g.q_in || g.whole) return 0;
   double bytes = 0;
   if (problem.varlen()) bytes += 16.0 * static_cast<double>(p.batch + 1);
   if (problem.has(CQSA_ATTENTION_SEQUSED_K)) bytes += 8.0 * static_cast<double>(p.batch);
   const double groups = static_cast<double>(divided_up(p.num_kv_heads, g.heads));
-  if (problem.paged() && !g.whole) bytes += 4.0 * groups * static_cast<double>(p.batch * (p.seqlen_k / p.page_size + 1));
+  if (problem.paged()) bytes += 4.0 * groups * static_cast<double>(p.batch * (p.seqlen_k / p.page_size + 1));
   return bytes;
 }
 
@@ -221,7 +221,7 @@ footprint device_footprint(const attention_problem& problem, const cqsa_attentio
   cost.pinned = choice.staging_pinned ? staging.used() : 0;
   cost.bytes_out = index_bytes(problem, g);
   if (g.whole) {
-    cost.tasks = 1 + problem.varlen();
+    cost.tasks = 1;
     return cost;
   }
   cost.bytes_in = small_bytes(problem, g);

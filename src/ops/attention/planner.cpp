@@ -285,14 +285,9 @@ class chooser {
 
   void offer_device() {
     if (wanted(CQSA_SCHEDULE_DIRECT)) offer_device_direct();
-    if (all_on_device() && !items_.empty() && !notes_) return;  // nothing to copy: nothing is faster than direct
+    if (problem_.on_device() && !items_.empty() && !notes_) return;  // nothing to copy: nothing is faster than direct
     if (wanted(CQSA_SCHEDULE_STREAM)) offer_device_stream();
     if (cqs_matters()) for_staging([this] { offer_cqs(); });
-  }
-
-  bool all_on_device() const {
-    const auto& p = problem_.p;
-    return p.memory_q == CQSA_MEMORY_DEVICE && p.memory_kv == CQSA_MEMORY_DEVICE && p.memory_out == CQSA_MEMORY_DEVICE;
   }
 
   bool one_by_one() const {  // sequences have lengths or places of their own: one batch item per group
@@ -300,7 +295,7 @@ class chooser {
   }
 
   void offer_device_direct() {
-    if (!all_on_device() && one_by_one()) return;
+    if (!problem_.on_device() && one_by_one()) return;
     for_staging([this] {
       for (int i = 0; i < num_tiles_; ++i) {
         schedule_choice choice = device_choice(tiles_[i]);
@@ -314,7 +309,7 @@ class chooser {
   template <class F>
   void for_staging(F offers) {
     for (const bool pinned : {true, false}) {
-      if (pinned && (!machine_.pinned || all_on_device())) continue;
+      if (pinned && (!machine_.pinned || problem_.on_device())) continue;
       staging_pinned_ = pinned;
       const size_t before = items_.size();
       offers();
@@ -491,7 +486,7 @@ cqsa_status choose_schedule(const attention_problem& problem, const hardware_mod
   if (problem.empty()) {
     choice_out = {};
     cost_out = {};
-    cost_out.workspace = (machine.host ? cost_out.host : cost_out.device) = workspace_header_bytes;
+    if (machine.host) cost_out.workspace = cost_out.host = workspace_header_bytes;
     if (!limit.admits(cost_out))
       return fail(CQSA_ERROR_BUDGET_TOO_SMALL, "the budget is below the least that works, %d bytes", workspace_header_bytes);
     return CQSA_OK;
