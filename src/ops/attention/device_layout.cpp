@@ -201,8 +201,7 @@ uint64_t leaf_workspace(const attention_problem& problem, const cqsa_attention_i
   leaf.tile_q = choice.leaf_tile_q;
   leaf.tile_k = choice.leaf_tile_k;
   leaf.batch_invariant = problem.batch_invariant();
-  if (g.whole) return impl->workspace(&leaf, choice.workers);
-  uint64_t most = 0;
+  uint64_t most = g.whole ? impl->workspace(&leaf, choice.workers) : 0;
   leaf.cu_seqlens_q = leaf.cu_seqlens_k = leaf.seqused_k = nullptr;
   leaf.page_table = nullptr;
   leaf.batch = g.items;
@@ -224,8 +223,7 @@ uint64_t leaf_workspace(const attention_problem& problem, const cqsa_attention_i
 void device_layout::carve(const attention_problem& problem, const cqsa_attention_impl* impl, const schedule_choice& choice,
                           const device_geometry& g, arena& memory) {
   *this = {};
-  // Enqueue mode takes what the leaf wants and no more, so that most plans need nothing at all.
-  if (!g.whole) header = memory.take_bytes(workspace_header_bytes);
+  header = memory.take_bytes(workspace_header_bytes);
   carver c{*this, problem, g, memory};
   if (!g.whole) c.small();
   if (g.cqs)
@@ -249,14 +247,13 @@ void staging_layout::carve(const device_layout& device, arena& memory) {
 
 void device_host_layout::carve(const attention_problem& problem, const device_geometry& g, arena& memory) {
   const auto& p = problem.p;
-  if (g.whole) return;
   rects = memory.take<cqsa_rect>(g.rects);
   if (!g.q_in) {
     // The widest index type: whether they are i32 or i64 is known at run time only.
     if (problem.varlen()) cu_seqlens_q = memory.take<int64_t>(p.batch + 1);
     if (problem.varlen() && !problem.paged()) cu_seqlens_k = memory.take<int64_t>(p.batch + 1);
     if (problem.has(CQSA_ATTENTION_SEQUSED_K)) seqused_k = memory.take<int64_t>(p.batch);
-    if (problem.paged()) pages = memory.take<int32_t>(p.seqlen_k / p.page_size + 1);
+    if (problem.paged() && !g.whole) pages = memory.take<int32_t>(p.seqlen_k / p.page_size + 1);
   }
   if (!g.cqs) return;
   for (int i = 0; i < 2; ++i) {

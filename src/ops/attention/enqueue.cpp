@@ -4,6 +4,7 @@
 #include <cinttypes>
 
 #include "tensor.h"
+#include "workspace.h"
 
 namespace cqsa {
 
@@ -109,12 +110,32 @@ cqsa_status check_capture(const cqsa_plan& plan, const cqsa_attention_args& args
 
 namespace {
 
+// What priced the plan and what is launched are the same.
+cqsa_attention_leaf finished(const cqsa_attention_leaf& whole, const schedule_choice& choice) {
+  cqsa_attention_leaf leaf = whole;
+  leaf.tile_q = choice.leaf_tile_q;
+  leaf.tile_k = choice.leaf_tile_k;
+  if (leaf.cu_seqlens_q) leaf.flags |= CQSA_LEAF_CLEAR_TAIL;
+  return leaf;
+}
+
+}  // namespace
+
+footprint whole_footprint(const cqsa_attention_leaf& shape, const cqsa_attention_impl* impl, const schedule_choice& choice) {
+  const cqsa_attention_leaf leaf = finished(shape, choice);
+  arena counting;
+  counting.take_bytes(impl ? impl->workspace(&leaf, choice.workers) : 0);
+  footprint cost;
+  cost.device = cost.workspace = counting.used();
+  cost.tasks = 1;
+  return cost;
+}
+
+namespace {
+
 cqsa_status launch(run_state& run, const cqsa_attention_leaf& whole, void* workspace) {
   const cqsa_plan& plan = *run.plan;
-  cqsa_attention_leaf leaf = whole;
-  leaf.tile_q = plan.choice.leaf_tile_q;
-  leaf.tile_k = plan.choice.leaf_tile_k;
-  if (plan.problem.varlen()) leaf.flags |= CQSA_LEAF_CLEAR_TAIL;
+  const cqsa_attention_leaf leaf = finished(whole, plan.choice);
   const cqsa_status status = plan.impl->launch(plan.context->device, &leaf, workspace, plan.cost.workspace, nullptr, run.stream);
   if (status == CQSA_OK) return CQSA_OK;
   const cqsa_backend_v1& backend = *plan.context->backend;

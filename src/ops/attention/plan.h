@@ -75,6 +75,8 @@ struct footprint {
 // Exact, with the code that carves the memory of a run (on a host backend host = workspace + resident pages of mapped operands). impl may be nullptr (a machine that is not here): leaf workspace 0.
 footprint host_footprint(const attention_problem&, const cqsa_attention_impl* impl, const schedule_choice&);
 footprint device_footprint(const attention_problem&, const cqsa_attention_impl* impl, const schedule_choice&);
+// The same for one leaf call on what is on the device already, whose leaf (without data) is at hand.
+footprint whole_footprint(const cqsa_attention_leaf&, const cqsa_attention_impl* impl, const schedule_choice&);
 
 // Budgets with 0 replaced by "no limit".
 struct budget {

@@ -70,8 +70,7 @@ class chooser {
   chooser(const attention_problem& problem, const hardware_model& machine, const cqsa_attention_impl* impl, const budget& limit,
           std::vector<candidate_note>* notes = nullptr)
       : problem_(problem), machine_(machine), impl_(impl), limit_(limit), notes_(notes) {
-    const cqsa_attention_leaf leaf = shape_of_leaf(problem);
-    num_tiles_ = impl ? impl->tiles(&leaf, tiles_, most_tiles) : 0;
+    num_tiles_ = impl ? impl->tiles(&leaf_, tiles_, most_tiles) : 0;
     if (num_tiles_ <= 0) tiles_[0] = generic_tile, num_tiles_ = 1;
   }
 
@@ -91,10 +90,16 @@ class chooser {
     return problem_.p.schedule == CQSA_SCHEDULE_AUTO || problem_.p.schedule == schedule;
   }
 
+  footprint price(const schedule_choice& choice) const {
+    if (machine_.host) return host_footprint(problem_, impl_, choice);
+    const bool whole = choice.schedule == CQSA_SCHEDULE_DIRECT && problem_.on_device();
+    return whole ? whole_footprint(leaf_, impl_, choice) : device_footprint(problem_, impl_, choice);
+  }
+
   // Prices a candidate. Returns whether it fits.
   bool offer(const schedule_choice& choice) {
     priced item{choice, {}, 0};
-    item.cost = machine_.host ? host_footprint(problem_, impl_, choice) : device_footprint(problem_, impl_, choice);
+    item.cost = price(choice);
     item.seconds = predicted_seconds(problem_, machine_, choice, item.cost);
     const bool fits = limit_.admits(item.cost);
     if (!fits) refusals_.add(limit_, item.cost);
@@ -387,6 +392,7 @@ class chooser {
   }
 
   const attention_problem& problem_;
+  const cqsa_attention_leaf leaf_ = shape_of_leaf(problem_);
   const hardware_model& machine_;
   const cqsa_attention_impl* impl_;
   const budget& limit_;
