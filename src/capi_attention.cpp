@@ -77,6 +77,7 @@ cqsa_status make_plan(const cqsa_context* context, const cqsa_attention_params* 
 }
 
 cqsa_status check_workspace(const cqsa_plan& plan, const void* workspace, uint64_t bytes) {
+  if (workspace == nullptr && plan.cost.workspace == 0) return CQSA_OK;
   if (workspace == nullptr) return fail(CQSA_ERROR_NULL_POINTER, "workspace is NULL");
   if (bytes < plan.cost.workspace)
     return fail(CQSA_ERROR_WORKSPACE, "workspace_bytes is %" PRIu64 ", the plan needs %" PRIu64, bytes, plan.cost.workspace);

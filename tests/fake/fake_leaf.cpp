@@ -132,7 +132,7 @@ std::string leaf_call::prepare(const cqsa_attention_leaf& from, void* memory, ui
   if (from.rects && from.num_rects <= 0) return "a leaf has a list of no rectangles";
   if (from.rects) rects.assign(from.rects, from.rects + from.num_rects);
   workspace_bytes = size;
-  for (const std::string& wrong : {bytes("workspace", memory, size), indices(), operands(), state()})
+  for (const std::string& wrong : {size ? bytes("workspace", memory, size) : "", indices(), operands(), state()})
     if (!wrong.empty()) return wrong;
   if (reinterpret_cast<uintptr_t>(memory) % 64) return "the workspace is not aligned to 64 bytes";
   if (from.rects) leaf.rects = rects.data();
