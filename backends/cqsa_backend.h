@@ -199,7 +199,7 @@ typedef struct cqsa_backend_v1 {
   /* Whether work queued on the stream is being captured into a graph; never touches it. CQSA_ERROR_DEVICE when it belongs to
    * another device. */
   cqsa_status (*stream_query)(void *device, void *stream, int32_t *capturing_out);
-  /* Memory in stream order: it may be used by what is queued between the two calls. */
+  /* Memory in stream order: it may be used by what is queued between the two calls. UNSUPPORTED where the device has none. */
   cqsa_status (*stream_alloc)(void *device, uint64_t bytes, void *stream, void **memory_out);
   cqsa_status (*stream_free)(void *device, void *memory, void *stream);
   /* Called for every operand of every run, so it has to be quick. NULL: pointers are not looked at. */

@@ -47,7 +47,7 @@ struct device_state {
   uint64_t streams_made = 0;
   std::atomic<int32_t> state{CQSA_BACKEND_READY};
   fuse alloc, launch, copy, execution;
-  std::atomic<bool> no_work{false};
+  std::atomic<bool> no_work{false}, no_stream_memory{false};
   std::atomic<int64_t> objects{0}, copies{0}, launches{0}, allocations{0}, syncs{0}, objects_made{0}, stream_allocations{0},
       property_queries{0}, pointer_queries{0}, stream_queries{0}, workspaceless{0};
   std::atomic<int64_t> captures{0};  // streams that are being captured now
@@ -321,6 +321,7 @@ cqsa_status stream_query(void*, void* s, int32_t* capturing) {
 cqsa_status stream_alloc(void*, uint64_t bytes, void* s, void** out) {
   ++device().stream_allocations;
   if (stream_of(s)->capturing()) report_fault("stream_alloc on a stream that is captured");
+  if (device().no_stream_memory) return fail(CQSA_ERROR_UNSUPPORTED, "the device has no memory in stream order");
   if (device().alloc.blows()) return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "this allocation was told to fail");
   *out = the_memory().take(bytes, false, true);
   return *out ? CQSA_OK : fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, std::to_string(bytes) + " bytes are more than is left");
@@ -407,6 +408,7 @@ FAKE_API void fake_configure(const fake_config* config) {
   d.copies = d.launches = d.allocations = d.syncs = d.objects_made = d.stream_allocations = 0;
   d.property_queries = d.pointer_queries = d.stream_queries = d.workspaceless = 0;
   d.no_work = config->no_work;
+  d.no_stream_memory = config->no_stream_memory;
   d.bytes_in = d.bytes_out = 0;
   fake::clear_fault();
 }

@@ -17,6 +17,7 @@ typedef struct fake_config {
   uint32_t delay_min_us, delay_max_us; /* before every operation of a stream */
   uint64_t seed;
   int32_t state;           /* CQSA_BACKEND_*, what state() reports */
+  int32_t no_stream_memory; /* stream_alloc is UNSUPPORTED */
   int32_t no_work;         /* launches and merges are accepted and do nothing at all: for timing the core */
 } fake_config;
 

@@ -626,6 +626,33 @@ TEST_CASE("memory that cannot be had is planned around, and then the run blocks"
   }
 }
 
+TEST_CASE("a device without memory in stream order waits, unless it is lent a workspace", "[enqueue]") {
+  operands o = make(on_device(), 79);
+  const operands wanted = reference(o);
+  place(o);
+  const cqsa_attention_params p = params_of(device_context(), o);
+  const own_plan plan(device_context(), p);
+  REQUIRE(plan.workspace > 0);
+  const device_memory workspace(plan.workspace);
+  for (const bool lent : {false, true}) {
+    clear_outputs(o);
+    fake_config config{};
+    config.no_stream_memory = 1;
+    configure(config);
+    cqsa_attention_args args = o.args();
+    if (lent) args.workspace = workspace.data, args.workspace_bytes = workspace.bytes;
+    const cqsa_status status = cqsa_attention_execute(plan.handle, &args, nullptr);
+    INFO(cqsa_last_error());
+    REQUIRE(status == CQSA_OK);
+    CHECK(stats().syncs == !lent);
+    CHECK(stats().allocations == !lent);
+    CHECK(stats().live_allocations == 0);
+    fake().stream_sync(nullptr);
+    compare(o, wanted);
+    CHECK(std::string(stats().error).empty());
+  }
+}
+
 // ---- merge -----------------------------------------------------------------------------------------------------------------------
 
 TEST_CASE("a merge is queued, ordered and captured like a run", "[enqueue]") {

@@ -142,6 +142,24 @@ cqsa_status launch(run_state& run, const cqsa_attention_leaf& whole, void* works
   return fail(status, "%s failed on backend %s: %s", plan.impl->name, backend.name, backend.last_error());
 }
 
+// A device without memory in stream order: the run takes ordinary memory, and has to wait before it gives it back.
+cqsa_status launch_and_wait(run_state& run, const cqsa_attention_leaf& whole) {
+  const cqsa_context& context = *run.plan->context;
+  const cqsa_backend_v1& backend = *context.backend;
+  const uint64_t bytes = run.plan->cost.workspace;
+  void* memory = nullptr;
+  cqsa_status status = backend.device_alloc(context.device, bytes, &memory);
+  if (status != CQSA_OK)
+    return fail(status, "the allocation of %" PRIu64 " bytes of device memory failed on backend %s: %s", bytes, backend.name,
+                backend.last_error());
+  status = launch(run, whole, memory);
+  const cqsa_status waited = backend.stream_sync(context.device, run.stream);
+  if (status == CQSA_OK && waited != CQSA_OK)
+    status = fail(waited, "waiting for the device failed on backend %s: %s", backend.name, backend.last_error());
+  backend.device_free(context.device, memory);
+  return status;
+}
+
 // With the library's own memory around the launch, in the order of the stream.
 cqsa_status launch_with_memory(run_state& run, const cqsa_attention_leaf& whole) {
   const cqsa_context& context = *run.plan->context;
@@ -149,6 +167,7 @@ cqsa_status launch_with_memory(run_state& run, const cqsa_attention_leaf& whole)
   const uint64_t bytes = run.plan->cost.workspace;
   void* memory = nullptr;
   cqsa_status status = backend.stream_alloc(context.device, bytes, run.stream, &memory);
+  if (status == CQSA_ERROR_UNSUPPORTED) return launch_and_wait(run, whole);
   if (status != CQSA_OK)
     return fail(status, "the allocation of %" PRIu64 " bytes of device memory failed on backend %s: %s", bytes, backend.name,
                 backend.last_error());

@@ -75,8 +75,6 @@ struct footprint {
 // Exact, with the code that carves the memory of a run (on a host backend host = workspace + resident pages of mapped operands). impl may be nullptr (a machine that is not here): leaf workspace 0.
 footprint host_footprint(const attention_problem&, const cqsa_attention_impl* impl, const schedule_choice&);
 footprint device_footprint(const attention_problem&, const cqsa_attention_impl* impl, const schedule_choice&);
-// The same for one leaf call on what is on the device already, whose leaf (without data) is at hand.
-footprint whole_footprint(const cqsa_attention_leaf&, const cqsa_attention_impl* impl, const schedule_choice&);
 
 // Budgets with 0 replaced by "no limit".
 struct budget {
@@ -84,6 +82,9 @@ struct budget {
   bool admits(const footprint& f) const { return f.device <= device && f.host <= host && f.pinned <= pinned; }
 };
 budget budget_of(const attention_problem&, const hardware_model&);
+
+// Of one leaf call on what is on the device already, whose leaf (without data) is at hand.
+footprint whole_footprint(const cqsa_attention_leaf&, const cqsa_attention_impl* impl, const schedule_choice&);
 
 // Why a candidate is not the plan; text is made only for explain.
 struct candidate_note {
