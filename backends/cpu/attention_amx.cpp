@@ -14,7 +14,7 @@ const kernel_target target_amx_model
 #else
 const kernel_target target_amx
 #endif
-    = {HWY_NAMESPACE::lanes,    HWY_NAMESPACE::block_rows, products::tiles, 256,
+    = {HWY_NAMESPACE::lanes,    HWY_NAMESPACE::block_rows, products::tiles, 512,
        HWY_NAMESPACE::run_unit, HWY_NAMESPACE::exp_array,  HWY_NAMESPACE::tanh_array};
 
 }  // namespace cqsa::cpu

@@ -6,7 +6,7 @@
 
 namespace cqsa::cpu {
 
-const kernel_target target_avx512_bf16 = {HWY_NAMESPACE::lanes,     HWY_NAMESPACE::block_rows, products::pairs, 256,
+const kernel_target target_avx512_bf16 = {HWY_NAMESPACE::lanes,     HWY_NAMESPACE::block_rows, products::pairs, 512,
                                           HWY_NAMESPACE::run_unit,  HWY_NAMESPACE::exp_array,  HWY_NAMESPACE::tanh_array};
 
 }  // namespace cqsa::cpu
