@@ -23,10 +23,10 @@
 namespace cqsa::simt {
 
 struct mma_numerics {
-  int block;       // 0: the exact sum, rounded once to nearest
+  int block;  // 0: the exact sum, rounded once to nearest; -1: a chain of fused multiply-adds, as where m8n8k4 is emulated
   int extra_bits;
 };
-constexpr mma_numerics sm70_numerics{4, 0}, sm75_numerics{4, 1}, sm80_numerics{8, 1}, sm90_numerics{16, 2}, exact_numerics{0, 0};
+constexpr mma_numerics sm70_numerics{4, 0}, sm75_numerics{4, 1}, sm80_numerics{8, 1}, sm90_numerics{16, 2}, exact_numerics{0, 0}, chain_numerics{-1, 0};
 
 enum class half_kind { f16, bf16 };
 
@@ -112,6 +112,10 @@ inline float dot(const uint16_t* a, const uint16_t* b, int count, float accumula
     long double sum = accumulator;  // 64 bits of significand: as good as exact here
     for (int i = 0; i < count; ++i) sum += static_cast<long double>(terms[i].value());
     return float(sum);
+  }
+  if (how.block < 0) {
+    for (int i = 0; i < count; ++i) accumulator = std::fma(float(split_half(a[i], kind).value()), float(split_half(b[i], kind).value()), accumulator);
+    return accumulator;
   }
   for (int at = 0; at < count; at += how.block)
     accumulator = add_block(terms + at, count - at < how.block ? count - at : how.block, accumulator, how.extra_bits);
