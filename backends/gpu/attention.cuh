@@ -15,19 +15,22 @@
 
 namespace cqsa::gpu {
 
-// Reads rows ty * N + {0 .. N - 1} of a line of a transposed panel.
-template <int N> CQSA_DEVICE void read_rows(const float* panel, int width, int line, int ty, float* out) {
+// Index of a thread's first row in line `line`, a multiple of four, of a transposed panel.
+template <int N> CQSA_DEVICE int rows_index(int width, int line, int ty) { return panel_index(width, line, ty * N); }
+
+// Reads N rows from there.
+template <int N> CQSA_DEVICE void read_rows(const float* panel, int at, float* out) {
   if constexpr (N == 8) {
-    const float4x a = *reinterpret_cast<const float4x*>(panel + panel_index(width, line, ty * 8));
-    const float4x b = *reinterpret_cast<const float4x*>(panel + panel_index(width, line, ty * 8 + 4));
+    const float4x a = *reinterpret_cast<const float4x*>(panel + at);
+    const float4x b = *reinterpret_cast<const float4x*>(panel + (at ^ 4));
 #pragma unroll
     for (int i = 0; i < 4; ++i) out[i] = a.x[i], out[i + 4] = b.x[i];
   } else if constexpr (N == 4) {
-    const float4x a = *reinterpret_cast<const float4x*>(panel + panel_index(width, line, ty * 4));
+    const float4x a = *reinterpret_cast<const float4x*>(panel + at);
 #pragma unroll
     for (int i = 0; i < 4; ++i) out[i] = a.x[i];
   } else {
-    const float2x a = *reinterpret_cast<const float2x*>(panel + panel_index(width, line, ty * 2));
+    const float2x a = *reinterpret_cast<const float2x*>(panel + at);
     out[0] = a.x[0], out[1] = a.x[1];
   }
 }
@@ -38,11 +41,12 @@ template <int Dv> CQSA_DEVICE void multiply_qk(const block_memory<Dv>& mem, int 
   const float *q = mem.panel(), *k = mem.panel_k();
 #pragma unroll 1
   for (int g = 0; g < quads; ++g) {
+    const int at_q = rows_index<shape::rows_each>(shape::rows, g * 4, ty), at_k = panel_index(shape::keys, g * 4, tx * 4);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float a[shape::rows_each];
-      read_rows<shape::rows_each>(q, shape::rows, g * 4 + i, ty, a);
-      const float4x b = *reinterpret_cast<const float4x*>(k + panel_index(shape::keys, g * 4 + i, tx * 4));
+      read_rows<shape::rows_each>(q + i * shape::rows, at_q, a);
+      const float4x b = *reinterpret_cast<const float4x*>(k + at_k + i * shape::keys);
 #pragma unroll
       for (int r = 0; r < shape::rows_each; ++r)
 #pragma unroll
@@ -64,11 +68,12 @@ template <int Dv, bool Store> CQSA_DEVICE void exchange_logits(const block_memor
   using shape = attention_shape<Dv>;
   constexpr int step = shape::rows_each < 4 ? shape::rows_each : 4;
   using part = typename pick_part<step>::type;
+  const int first = rows_index<shape::rows_each>(shape::rows, tx * 4, ty);
 #pragma unroll
   for (int j = 0; j < 4; ++j)
 #pragma unroll
     for (int r = 0; r < shape::rows_each; r += step) {
-      part* at = reinterpret_cast<part*>(mem.p() + panel_index(shape::rows, tx * 4 + j, ty * shape::rows_each + r));
+      part* at = reinterpret_cast<part*>(mem.p() + j * shape::rows + (first ^ r));
       part x;
       if (!Store) x = *at;
 #pragma unroll
@@ -158,10 +163,11 @@ CQSA_DEVICE void multiply_pv(const block_memory<Dv>& mem, int n0, int count, int
   using shape = attention_shape<Dv>;
 #pragma unroll 1
   for (int n = 0; n < count; n += 4) {
+    const int at_p = rows_index<shape::rows_each>(shape::rows, n0 + n, ty);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float a[shape::rows_each];
-      read_rows<shape::rows_each>(mem.p(), shape::rows, n0 + n + i, ty, a);
+      read_rows<shape::rows_each>(mem.p() + i * shape::rows, at_p, a);
 #pragma unroll
       for (int j = 0; j < shape::columns / 4; ++j) {
         const float4x b = *reinterpret_cast<const float4x*>(mem.panel() + (n + i) * Dv + j * 64 + tx * 4);
@@ -182,7 +188,7 @@ CQSA_DEVICE void multiply_pv_careful(const block_memory<Dv>& mem, int n0, int co
 #pragma unroll 1
   for (int n = 0; n < count; ++n) {
     float a[shape::rows_each];
-    read_rows<shape::rows_each>(mem.p(), shape::rows, n0 + n, ty, a);
+    read_rows<shape::rows_each>(mem.p() + n % 4 * shape::rows, rows_index<shape::rows_each>(shape::rows, (n0 + n) / 4 * 4, ty), a);
 #pragma unroll
     for (int j = 0; j < shape::columns / 4; ++j) {
       const float4x b = *reinterpret_cast<const float4x*>(mem.panel() + n * Dv + j * 64 + tx * 4);

@@ -48,7 +48,9 @@ template <int Dv> struct block_memory {
 };
 
 // Index of element (line, i) of a transposed panel of `width` wide lines. Groups of four are exchanged, depending on the line,
-// so that neither the scattered writes of a transposition nor the reads of four meet in a bank.
+// so that neither the scattered writes of a transposition nor the reads of four meet in a bank. The exchange stays within 32 rows and
+// is the same for lines 4 n .. 4 n + 3: from an index with line and i multiples of four, line + 1 is `width` further, i + 32 is 32
+// further, and i ^ 4 is found by ^ 4.
 CQSA_DEVICE int panel_index(int width, int line, int i) { return line * width + (((i >> 2) ^ (line >> 2 & 7)) << 2 | (i & 3)); }
 
 // The group of rectangles that query tile `tile` belongs to.

@@ -24,6 +24,9 @@ template <int Which> CQSA_DEVICE bool has_groups(const attention_params& p) {
   return Which != operand_q && (Which == operand_k ? p.scale_k : p.scale_v) == scale_per_group;
 }
 
+// Loads of sixteen bytes that a thread has in flight: as many as there are registers for beside the sums.
+template <int Dv> constexpr int most_loads = Dv <= 64 ? 4 : 2;
+
 // What channel c of a row is multiplied with: of q the scale of the logits. Rows that are not there hold zeros, and are not asked.
 template <int Which, int Dv>
 CQSA_DEVICE float scale_at(const attention_params& p, const block_memory<Dv>& mem, int row, int c) {
@@ -40,25 +43,29 @@ CQSA_DEVICE float scale_at(const attention_params& p, const block_memory<Dv>& me
 // Channels c0 .. c0 + 31 of `Rows` rows, transposed. head_dim is a multiple of four here.
 template <int Kind, int Which, int Rows, int Dv>
 CQSA_DEVICE void load_transposed_quads(const attention_params& p, const block_memory<Dv>& mem, int c0, float* to) {
-  constexpr int passes = Rows / 32;
+  constexpr int passes = Rows / 32, batch = passes < most_loads<Dv> ? passes : most_loads<Dv>;
   const int t = thread_index(), line = (t & 7) * 4, row0 = t >> 3;
   const int c = c0 + line;
   if (c >= p.head_dim) return;
   const int64_t* offset = offsets_of<Which>(mem);
   const char* data = view_of<Which>(p).data;
-  stored_quad<Kind> raw[passes];
+  const int at0 = panel_index(Rows, line, CQSA_MUTANT(2) ? row0 ^ 1 : row0);
 #pragma unroll
-  for (int n = 0; n < passes; ++n) {
-    const int64_t at = offset[row0 + 32 * n];
-    raw[n] = at == no_row ? zero_quad<Kind>() : load_quad<Kind>(data, at + c);
-  }
+  for (int first = 0; first < passes; first += batch) {
+    stored_quad<Kind> raw[batch];
 #pragma unroll
-  for (int n = 0; n < passes; ++n) {
-    const int row = row0 + 32 * n;
-    const float4x x = decode_quad<Kind>(raw[n]);
-    const float scale = has_groups<Which>(p) && offset[row] == no_row ? 0.0f : scale_at<Which>(p, mem, row, c);
+    for (int n = 0; n < batch; ++n) {
+      const int64_t at = offset[row0 + 32 * (first + n)];
+      raw[n] = at == no_row ? zero_quad<Kind>() : load_quad<Kind>(data, at + c);
+    }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) to[panel_index(Rows, line + i, CQSA_MUTANT(2) ? row ^ 1 : row)] = x.x[i] * scale;
+    for (int n = 0; n < batch; ++n) {
+      const int row = row0 + 32 * (first + n);
+      const float4x x = decode_quad<Kind>(raw[n]);
+      const float scale = has_groups<Which>(p) && offset[row] == no_row ? 0.0f : scale_at<Which>(p, mem, row, c);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to[at0 + i * Rows + 32 * (first + n)] = x.x[i] * scale;
+    }
   }
 }
 
@@ -92,7 +99,7 @@ CQSA_DEVICE void load_transposed(const attention_params& p, const block_memory<D
 // Keys n0 .. n0 + v_keys - 1 of v, `Dv` channels each; keys and channels past the end are zero. True when an element is NaN or Inf.
 template <int Kind, int Dv> CQSA_DEVICE bool load_values_quads(const attention_params& p, const block_memory<Dv>& mem, int n0) {
   constexpr int across = Dv / 4, down = 256 / across, passes = attention_shape<Dv>::v_keys / down;
-  constexpr int batch = passes < 4 ? passes : 4;  // loads in flight
+  constexpr int batch = passes < most_loads<Dv> ? passes : most_loads<Dv>;
   const int t = thread_index(), c = t % across * 4, key0 = t / across;
   const int64_t* offset = offsets_of<operand_v>(mem) + n0;
   float probe = 0.0f;
