@@ -38,9 +38,30 @@ std::map<std::pair<std::string, int>, kernel_entry>& kernels() {
   return all;
 }
 
+const char* without_folders(const char* file) {
+  const char* slash = std::strrchr(file, '/');
+  return slash ? slash + 1 : file;
+}
 std::string describe(const place_in_code& at) {
-  const char* file = std::strrchr(at.file, '/');
-  return std::string(at.what) + " at " + (file ? file + 1 : at.file) + ":" + std::to_string(at.line);
+  return std::string(at.what) + " at " + without_folders(at.file) + ":" + std::to_string(at.line);
+}
+
+// ---- sites that may be left out
+
+struct site_book {
+  std::mutex mutex;
+  std::map<std::string, call_site> seen;
+  bool recording = false, leaving_out = false;
+  call_site left_out;
+} sites;
+
+// Whether the running thread must pass by.
+bool passes_by(const place_in_code& at) {
+  if (sites.recording) {
+    std::lock_guard lock(sites.mutex);
+    sites.seen.insert({describe(at), {at.what, without_folders(at.file), at.line}});
+  }
+  return sites.leaving_out && sites.left_out.line == at.line && sites.left_out.what == at.what && sites.left_out.file == without_folders(at.file);
 }
 
 }  // namespace
@@ -59,9 +80,27 @@ void fail(const char* format, ...) {
   throw abandoned{};
 }
 
-void block_barrier(const char* file, int line) { running->wait_block({"barrier", file, line}); }
+void record_sites(bool on) {
+  sites.seen.clear();
+  sites.recording = on;
+}
+std::vector<call_site> recorded_sites() {
+  std::vector<call_site> out;
+  for (const auto& [text, site] : sites.seen) out.push_back(site);
+  return out;
+}
+void leave_out(const call_site* site) {
+  sites.leaving_out = site;
+  if (site) sites.left_out = *site;
+}
+
+void block_barrier(const char* file, int line) {
+  const place_in_code at{"barrier", file, line};
+  if (!passes_by(at)) running->wait_block(at);
+}
 void meet_lanes(const char* what, int lanes, const lane_operand& mine, lanes_function function, const char* file, int line) {
-  running->wait_lanes({what, file, line}, lanes, mine, function);
+  const place_in_code at{what, file, line};
+  if (!passes_by(at)) running->wait_lanes(at, lanes, mine, function);
 }
 void check_shared(const char* what, const void* p, int64_t bytes, int64_t alignment) {
   const unsigned char* at = static_cast<const unsigned char*>(p);
@@ -77,14 +116,15 @@ void issue_copy(void* shared, const void* global, int bytes, int read_bytes) {
   running->current().copies.issue(shared, global, bytes, read_bytes, running->random());
 }
 void commit_copies() { running->current().copies.commit(); }
-void wait_copies(int most_pending) {
+void wait_copies(int most_pending, const char* file, int line) {
+  if (passes_by({"cp_async_wait", file, line})) return;
   running->yield();
   running->current().copies.wait(most_pending);
 }
 
 // ---- threads of a block
 
-block::block(const launch& of, uint64_t seed) : launch_(of), random_(seed), shared_(of.shared_bytes) {
+block::block(const launch& of, uint64_t seed) : launch_(of), random_{seed}, shared_(of.shared_bytes) {
   threads_ = std::vector<thread>(size_t(of.threads));
   warps_ = std::vector<meeting>(size_t(of.threads / of.lanes));
   for (thread& t : threads_) t.stack = stack_pool::instance().take();
@@ -95,14 +135,18 @@ block::~block() {
 
 std::string block::run(const int64_t index[3]) {
   shared_.fill();
-  policy_ = random() % 2 ? policy::anyone : policy::favourites;
+  const uint64_t draw = random() % 4;
+  policy_ = draw == 0 ? policy::anyone : draw == 1 ? policy::favourite_threads : policy::favourite_warps;
   ready_.clear(), whole_ = {}, unfinished_ = launch_.threads, blame_.clear();
   for (meeting& w : warps_) w = {};
+  uint32_t warp_favour = 0;
   for (int i = 0; i < launch_.threads; ++i) {
     thread& t = threads_[size_t(i)];
     t.place = {i, launch_.threads, launch_.lanes, {index[0], index[1], index[2]}, {launch_.grid[0], launch_.grid[1], launch_.grid[2]},
                shared_.data(), launch_.shared_bytes};
-    t.waits = {}, t.done = t.started = false, t.copies.clear(), t.favour = uint32_t(random());
+    t.waits = {}, t.done = t.started = false, t.copies.clear();
+    if (i % launch_.lanes == 0) warp_favour = uint32_t(random());
+    t.favour = policy_ == policy::favourite_warps ? warp_favour : uint32_t(random());
     t.stack_of.prepare(t.stack, stack_pool::bytes, enter, &t);
     ready_.push_back(i);
   }
@@ -148,7 +192,7 @@ block::thread* block::pick() {
   if (ready_.empty()) return nullptr;
   size_t at = 0;
   if (policy_ == policy::anyone) at = size_t(random() % ready_.size());
-  else  // the same ones always run ahead, as far as they can
+  else
     for (size_t i = 1; i < ready_.size(); ++i)
       if (threads_[size_t(ready_[i])].favour > threads_[size_t(ready_[at])].favour) at = i;
   const int chosen = ready_[at];
