@@ -143,7 +143,8 @@ struct run_state {
 cqsa_status run_host(run_state&, const cqsa_attention_leaf& whole);
 // Begins when what is queued on run.stream has ended.
 cqsa_status run_device(run_state&, const cqsa_attention_leaf& whole);
-// The same for a run whose plan wanted so many bytes of device memory that were not to be had.
+// The same for a run of one leaf call that wanted so many bytes of device memory which were not to be had: by STREAM, unless
+// DIRECT was asked for.
 cqsa_status run_device_in_less(run_state&, const cqsa_attention_leaf& whole, uint64_t bytes);
 
 // varlen: out = 0 and lse = -inf in the rows past the last segment, through views of host memory.

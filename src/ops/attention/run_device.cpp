@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs of a backend with its own memory that are not enqueued (enqueue.h): attempts at what is still to be done, each with all its memory allocated at the
-// start. When the device has less than the plan was promised, the next attempt asks for half and goes on where the last one
-// stopped.
+// Runs of a backend with its own memory that are not enqueued (enqueue.h): attempts at what is still to be done, each with all
+// its memory allocated at the start. When the device has less than the plan was promised, the next attempt asks for half and
+// goes on where the last one stopped.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -157,10 +157,12 @@ class device_runner {
 cqsa_status run_device(run_state& run, const cqsa_attention_leaf& whole) { return device_runner(run, whole).run(); }
 
 cqsa_status run_device_in_less(run_state& run, const cqsa_attention_leaf& whole, uint64_t bytes) {
-  // One leaf call may be an implementation that keeps no state; several want one that does.
+  // The failure's own sentence says what could not be had.
+  if (run.plan->problem.p.schedule == CQSA_SCHEDULE_DIRECT) return CQSA_ERROR_OUT_OF_DEVICE_MEMORY;
   cqsa_plan plan = *run.plan;
-  const cqsa_status status = choose_implementation(*plan.context->backend, plan.problem, true, plan.impl);
-  if (status != CQSA_OK)
+  plan.problem.p.schedule = CQSA_SCHEDULE_STREAM;
+  // One leaf call may be an implementation that keeps no state; several want one that does.
+  if (choose_implementation(*plan.context->backend, plan.problem, true, plan.impl) != CQSA_OK)
     return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "%" PRIu64 " bytes of device memory could not be had, and no implementation can do "
                                                  "with less", bytes);
   const cqsa_plan* const whole_plan = run.plan;
