@@ -238,10 +238,10 @@ struct engine {
     }
     scale_logits(mem.s, t.keys * MR, factor);
     if (run.careful) {
-      softmax<MR, true>(mem.s, t.keys, mem.m + x, mem.l + x, mem.alpha + x);
+      softmax<MR, true, weight_exp>(mem.s, t.keys, mem.m + x, mem.l + x, mem.alpha + x);
       add_groups<MR, true>(run, t, x, pairs);
     } else {
-      softmax<MR, false>(mem.s, t.keys, mem.m + x, mem.l + x, mem.alpha + x);
+      softmax<MR, false, weight_exp>(mem.s, t.keys, mem.m + x, mem.l + x, mem.alpha + x);
       add_groups<MR, false>(run, t, x, pairs);
     }
   }
