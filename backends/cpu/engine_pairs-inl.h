@@ -69,9 +69,9 @@ struct engine {
       run.v_each = true;
       run.v_gain = 1.0f;
     }
-    open_products();
   }
-  static void end() { close_products(); }
+  static void open() { open_products(); }
+  static void close() { close_products(); }
 
   static void pack_queries(const unit_run& run) {
     const cqsa_attention_leaf& leaf = run.leaf;
