@@ -446,6 +446,34 @@ TEST_CASE("cpu: progress, cancellation and failing executors", "[cpu]") {
   }
 }
 
+#if defined(CQSA_TEST_AMX_MODEL)
+TEST_CASE("cpu: the caller's thread is left without tile state", "[cpu]") {
+  if (!cqsa::cpu::this_cpu().avx512) return;
+  problem p = plain(1, 2, 2, 70, 90, 16, 16, CQSA_DTYPE_BF16);
+  REQUIRE(launch(amx_model, p.with(p.out, p.lse)) == CQSA_OK);
+  REQUIRE(cqsa::cpu::model_tiles_released());
+  counter stop;
+  stop.stop_at = 1;
+  const cqsa_exec exec{&stop, run_threads, count_poll, 1};
+  REQUIRE(launch(amx_model, p.with(p.out, p.lse), &exec) == CQSA_ERROR_CANCELLED);
+  REQUIRE(cqsa::cpu::model_tiles_released());
+
+  // A progress function that itself computes attention on this thread, in the middle of a unit.
+  problem inner = plain(1, 1, 1, 20, 30, 16, 16, CQSA_DTYPE_BF16), outer = plain(1, 1, 1, 20, 1300, 16, 16, CQSA_DTYPE_BF16);
+  outer.leaf.tile_k = 16;
+  REQUIRE(launch(amx_model, outer.with(outer.out, outer.lse)) == CQSA_OK);
+  const std::vector<char> alone = outer.out.memory;
+  const cqsa_exec nested{&inner, run_threads, [](void* user, int64_t) {
+    problem& x = *static_cast<problem*>(user);
+    REQUIRE(cqsa::cpu::model_tiles_released());
+    REQUIRE(launch(amx_model, x.with(x.out, x.lse)) == CQSA_OK);
+    return int32_t(0);
+  }, 1};
+  REQUIRE(launch(amx_model, outer.with(outer.out, outer.lse), &nested) == CQSA_OK);
+  REQUIRE(outer.out.memory == alone);
+}
+#endif
+
 TEST_CASE("cpu: tiles and workspace", "[cpu]") {
   for (cqsa_dtype type : {CQSA_DTYPE_F32, CQSA_DTYPE_BF16})
   for (const cqsa_attention_impl* impl : fast_entries(type))
