@@ -11,6 +11,10 @@
 namespace cqsa::gpu {
 namespace {
 
+static_assert(int(flag_state_in) == CQSA_LEAF_STATE_IN && int(flag_state_out) == CQSA_LEAF_STATE_OUT);
+static_assert(int(scale_per_tensor) == CQSA_SCALE_TENSOR && int(scale_per_head) == CQSA_SCALE_HEAD);
+static_assert(int(scale_per_token) == CQSA_SCALE_TOKEN && int(scale_per_group) == CQSA_SCALE_GROUP);
+
 constexpr int64_t no_limit = int64_t(1) << 60;
 constexpr int64_t most_units = int64_t(1) << 30;  // blocks of a launch: a grid ends at 2^31 - 1
 
@@ -146,7 +150,7 @@ void fill_numbers(const cqsa_attention_leaf& a, attention_params* p) {
   p->flags = int32_t(a.flags);
   p->top_left = a.causal == CQSA_CAUSAL_TOP_LEFT;
   p->longest_first = a.causal != CQSA_CAUSAL_NONE;
-  p->fix_always = a.page_table || a.mask.data || a.bias.data || a.slopes.data || a.softcap > 0;
+  p->fix_always = a.mask.data || a.bias.data || a.slopes.data || a.softcap > 0;
 }
 
 // Few queries: the heads that share keys fill the rows of a tile.
