@@ -314,6 +314,7 @@ std::string run(void (*body)(const void*), int lanes, const run_shape& shape, co
   splitmix shuffler{seed};
   for (int64_t i = blocks - 1; i > 0; --i) std::swap(order[size_t(i)], order[size_t(shuffler() % uint64_t(i + 1))]);
 
+  stack_pool::instance();  // made before there are threads
   std::atomic<int64_t> next{0};
   std::mutex mutex;
   std::string error;
