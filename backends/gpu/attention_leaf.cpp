@@ -105,6 +105,9 @@ void fill_operands(const cqsa_attention_leaf& a, attention_params* p) {
   p->q = view_of(a.q, a.batch, a.num_heads, any, a.head_dim);
   p->k = view_of(a.k, items, a.num_kv_heads, any, a.head_dim);
   p->v = view_of(a.v, items, a.num_kv_heads, any, a.head_dim_v);
+  // Scales of wider types are nothing that anyone uses: right, one element at a time.
+  if (a.scale_k != CQSA_SCALE_NONE && is_float(a.k.dtype)) p->k.quads = 0;
+  if (a.scale_v != CQSA_SCALE_NONE && is_float(a.v.dtype)) p->v.quads = 0;
   p->out = view_of(a.out, a.batch, a.num_heads, any, a.head_dim_v);
   p->k_scale = plain_view(a.k_scale);
   p->v_scale = plain_view(a.v_scale);
