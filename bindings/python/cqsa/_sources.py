@@ -218,6 +218,10 @@ def device_of(value: Any) -> Optional[Tuple[int, int]]:
         device = None if value.is_cpu else _torch.device_of(value)
     elif _cupy.is_array(value):
         device = _cupy.device_of(value)
+    elif _jax.is_array(value):
+        _jax.check_concrete(value, "an operand")
+        kind, index = value.__dlpack_device__()
+        device = (int(kind), int(index))
     elif isinstance(value, np.ndarray) or hasattr(value, "__array_interface__"):
         return None
     elif hasattr(value, "__dlpack_device__"):
