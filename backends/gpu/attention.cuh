@@ -2,8 +2,8 @@
 // The portable attention kernel: exact attention of one tile of query rows over all its keys, in f32 FMA, on any GPU.
 //
 // A block of 256 threads stands as 16 x 16. Thread (ty, tx) has query rows ty * rows_each + {0 ..}, of the logits keys
-// tx * 4 + {0 .. 3}, and of the output channels 64 j + tx * 4 + {0 .. 3}. The sixteen threads of a row are neighbours in a group
-// of lanes. For each tile of 64 keys: logits from 32-channel chunks of q and k in shared memory, masks where a tile needs any,
+// tx * 4 + {0 .. 3}, and of the output channels 64 j + tx * 4 + {0 .. 3}. The sixteen threads of a row are in one group of lanes.
+// For each tile of 64 keys: logits from 32-channel chunks of q and k in shared memory, masks where a tile needs any,
 // softmax with a running maximum, probabilities to shared memory, then chunks of v. docs/kernels/NOTES-attention-portable.md
 // has the reasons and the figures.
 //
@@ -115,15 +115,28 @@ template <int Dv> CQSA_DEVICE void fix_logits(const attention_params& p, const b
   }
 }
 
+// Where a thread stands. Two rows of threads alternate in 32 neighbours: NVIDIA's shared memory serves a load of sixteen bytes by
+// all lanes in two steps instead of four where neighbours, or next but one, read the same, which is so for keys and for queries this
+// way. The two are `apart` so that their stores to the p panel do not meet in a bank.
+template <int Dv> struct thread_place {
+  static constexpr int apart = attention_shape<Dv>::rows_each == 8 ? 2 : attention_shape<Dv>::rows_each == 4 ? 4 : 1;
+  int ty, tx;
+  CQSA_DEVICE explicit thread_place(int t) {
+    const int pair = t / (2 * 16);
+    ty = pair / apart * 2 * apart + pair % apart + t % 2 * apart;
+    tx = t / 2 % 16;
+  }
+};
+
 // Largest, or sum, over the sixteen threads of a row.
 template <int Lanes> CQSA_DEVICE float row_max(float x) {
 #pragma unroll
-  for (int mask = 8; mask > 0; mask /= 2) x = max_f32(x, shuffle_xor<Lanes>(x, mask));
+  for (int mask = 16; mask > 1; mask /= 2) x = max_f32(x, shuffle_xor<Lanes>(x, mask));
   return x;
 }
 template <int Lanes> CQSA_DEVICE float row_sum(float x) {
 #pragma unroll
-  for (int mask = 8; mask > 0; mask /= 2) x = x + shuffle_xor<Lanes>(x, mask);
+  for (int mask = 16; mask > 1; mask /= 2) x = x + shuffle_xor<Lanes>(x, mask);
   return x;
 }
 
@@ -360,14 +373,16 @@ template <int Lanes, int Dv> CQSA_DEVICE void attention_block(const attention_pa
   using shape = attention_shape<Dv>;
   const block_memory<Dv> mem{shared_memory()};
   block_facts& f = mem.facts();
-  const int t = thread_index(), ty = t / 16, tx = t % 16;
+  const int t = thread_index();
+  const thread_place<Dv> place(t);
+  const int ty = place.ty, tx = place.tx;
   if (t == 0) begin_block(p, f);
   barrier();
   if (f.rows == 0) return;
   for (int x = t; x < shape::rows; x += block_threads()) begin_row<Dv>(p, mem, x);
   barrier();
   // All lanes of a group or none: they shuffle together.
-  const bool active = t / Lanes * Lanes / 16 * shape::rows_each < f.rows;
+  const bool active = ballot<Lanes>(ty * shape::rows_each < f.rows) != 0;
   float o[shape::rows_each][shape::columns];
   if (p.flags & flag_state_in) {
     exchange_state<Dv, false>(p, mem, ty, tx, o);
