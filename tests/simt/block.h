@@ -113,7 +113,9 @@ class block {
     place_in_code at;
     int arrived = 0;
   };
-  enum class policy { anyone, favourites };
+    // Who goes on at a switch point: anyone, the same threads or the same warps whenever they can. The last is nearest to hardware and
+  // finds what a warp may do before the others.
+  enum class policy { anyone, favourite_threads, favourite_warps };
 
   static void enter(void* argument);
   void go_on();

@@ -84,7 +84,7 @@ void wait_copies(int most_pending) {
 
 // ---- threads of a block
 
-block::block(const launch& of, uint64_t seed) : launch_(of), random_(seed), shared_(of.shared_bytes) {
+block::block(const launch& of, uint64_t seed) : launch_(of), random_{seed}, shared_(of.shared_bytes) {
   threads_ = std::vector<thread>(size_t(of.threads));
   warps_ = std::vector<meeting>(size_t(of.threads / of.lanes));
   for (thread& t : threads_) t.stack = stack_pool::instance().take();
@@ -95,14 +95,18 @@ block::~block() {
 
 std::string block::run(const int64_t index[3]) {
   shared_.fill();
-  policy_ = random() % 2 ? policy::anyone : policy::favourites;
+  const uint64_t draw = random() % 4;
+  policy_ = draw == 0 ? policy::anyone : draw == 1 ? policy::favourite_threads : policy::favourite_warps;
   ready_.clear(), whole_ = {}, unfinished_ = launch_.threads, blame_.clear();
   for (meeting& w : warps_) w = {};
+  uint32_t warp_favour = 0;
   for (int i = 0; i < launch_.threads; ++i) {
     thread& t = threads_[size_t(i)];
     t.place = {i, launch_.threads, launch_.lanes, {index[0], index[1], index[2]}, {launch_.grid[0], launch_.grid[1], launch_.grid[2]},
                shared_.data(), launch_.shared_bytes};
-    t.waits = {}, t.done = t.started = false, t.copies.clear(), t.favour = uint32_t(random());
+    t.waits = {}, t.done = t.started = false, t.copies.clear();
+    if (i % launch_.lanes == 0) warp_favour = uint32_t(random());
+    t.favour = policy_ == policy::favourite_warps ? warp_favour : uint32_t(random());
     t.stack_of.prepare(t.stack, stack_pool::bytes, enter, &t);
     ready_.push_back(i);
   }
@@ -148,7 +152,7 @@ block::thread* block::pick() {
   if (ready_.empty()) return nullptr;
   size_t at = 0;
   if (policy_ == policy::anyone) at = size_t(random() % ready_.size());
-  else  // the same ones always run ahead, as far as they can
+  else
     for (size_t i = 1; i < ready_.size(); ++i)
       if (threads_[size_t(ready_[i])].favour > threads_[size_t(ready_[at])].favour) at = i;
   const int chosen = ready_[at];
