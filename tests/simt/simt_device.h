@@ -66,7 +66,7 @@ void check_shared(const char* what, const void* p, int64_t bytes, int64_t alignm
 
 void issue_copy(void* shared, const void* global, int bytes, int read_bytes);
 void commit_copies();
-void wait_copies(int most_pending);
+void wait_copies(int most_pending, const char* file, int line);
 
 template <class T> void shuffle_lanes(lane_operand* lanes, int num_lanes) {
   for (int i = 0; i < num_lanes; ++i) std::memcpy(lanes[i].out, lanes[lanes[i].argument].in, sizeof(T));
@@ -98,7 +98,7 @@ template <int Lanes> CQSA_DEVICE void lanes_barrier(CQSA_SIMT_SITE) {
 }
 template <int Lanes, class T> CQSA_DEVICE T shuffle(T value, int lane, CQSA_SIMT_SITE) {
   if (lane < 0 || lane >= Lanes) simt::fail("%s:%d: shuffle from lane %d", simt_file, simt_line, lane);
-  T out{};
+  T out = value;
   simt::meet_lanes("shuffle", Lanes, {&value, &out, lane}, simt::shuffle_lanes<T>, simt_file, simt_line);
   return out;
 }
@@ -106,7 +106,7 @@ template <int Lanes, class T> CQSA_DEVICE T shuffle_xor(T value, int mask, CQSA_
   return shuffle<Lanes>(value, (thread_index() % Lanes) ^ mask, simt_file, simt_line);
 }
 template <int Lanes> CQSA_DEVICE uint64_t ballot(bool value, CQSA_SIMT_SITE) {
-  uint64_t out = 0;
+  uint64_t out = uint64_t(value) << thread_index() % Lanes;
   simt::meet_lanes("ballot", Lanes, {nullptr, &out, value}, simt::ballot_lanes, simt_file, simt_line);
   return out;
 }

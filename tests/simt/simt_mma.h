@@ -87,6 +87,6 @@ CQSA_DEVICE void cp_async_16(void* shared, const void* global, int valid = 16) {
 CQSA_DEVICE void cp_async_8(void* shared, const void* global, int valid = 8) { simt::issue_copy(shared, global, 8, valid); }
 CQSA_DEVICE void cp_async_4(void* shared, const void* global, int valid = 4) { simt::issue_copy(shared, global, 4, valid); }
 CQSA_DEVICE void cp_async_commit() { simt::commit_copies(); }
-template <int Pending> CQSA_DEVICE void cp_async_wait() { simt::wait_copies(Pending); }
+template <int Pending> CQSA_DEVICE void cp_async_wait(CQSA_SIMT_SITE) { simt::wait_copies(Pending, simt_file, simt_line); }
 
 }  // namespace cqsa::gpu

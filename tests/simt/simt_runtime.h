@@ -5,6 +5,7 @@
 #include "simt_device.h"
 
 #include <string>
+#include <vector>
 
 namespace cqsa::simt {
 
@@ -23,5 +24,18 @@ std::string run(const char* kernel, int lanes, const run_shape& shape, const voi
 // For a kernel that is a function.
 std::string run(void (*body)(const void*), int lanes, const run_shape& shape, const void* params, size_t params_bytes, uint64_t seed,
                 int workers = 2);
+
+// Mutants of any kernel without a change to it: a place in the code where threads wait for each other or exchange something is
+// left out. A shuffle then gives the thread's own value, a matrix instruction leaves its accumulator alone.
+struct call_site {
+  std::string what;  // "barrier", "lanes_barrier", "shuffle", "ballot", "cp_async_wait", "mma_..."
+  std::string file;  // without folders
+  int line;
+};
+// The sites that the kernels of this process have come by since record_sites(true).
+void record_sites(bool on);
+std::vector<call_site> recorded_sites();
+// nullptr: leaves out nothing. Not while a kernel runs.
+void leave_out(const call_site* site);
 
 }  // namespace cqsa::simt
