@@ -327,6 +327,7 @@ CQSA_DEVICE void add_values(const attention_params& p, const block_memory<Dv>& m
 #pragma unroll 1
   for (int n0 = 0; n0 < keys; n0 += shape::v_keys) {
     barrier();  // the panel is in use, by q and k or by the part before
+    if (thread_index() == 0) f.gone = 0;  // everyone has asked; the next tile's keys are looked up after another barrier
     if (load_values<Dv>(p, mem, n0)) atomic_or(&f.bad[n0 / shape::v_keys], 1);
     barrier();
     const int count = keys - n0 < shape::v_keys ? (keys - n0 + 3) / 4 * 4 : shape::v_keys;
@@ -349,7 +350,7 @@ template <int Lanes, int Dv> CQSA_DEVICE void attention_block(const attention_pa
   // All lanes of a group or none: they shuffle together.
   const bool active = t / Lanes * Lanes / 16 * shape::rows_each < f.rows;
   float o[shape::rows_each][shape::columns];
-  if (p.flags & 1) {
+  if (p.flags & flag_state_in) {
     exchange_state<Dv, false>(p, mem, ty, tx, o);
   } else {
 #pragma unroll
@@ -371,7 +372,7 @@ template <int Lanes, int Dv> CQSA_DEVICE void attention_block(const attention_pa
       float s[shape::rows_each][4];
       compute_logits<Dv>(p, mem, active, ty, tx, s);
       if (active) {
-        if (f.fix) {
+        if (f.fix || f.gone) {
           exchange_logits<Dv, true>(mem, ty, tx, s);
           fix_logits<Dv>(p, mem, ty, tx);
           exchange_logits<Dv, false>(mem, ty, tx, s);
@@ -383,7 +384,7 @@ template <int Lanes, int Dv> CQSA_DEVICE void attention_block(const attention_pa
     }
   }
   barrier();
-  if (p.flags & 2) {
+  if (p.flags & flag_state_out) {
     exchange_state<Dv, true>(p, mem, ty, tx, o);
     for (int row = t; row < f.rows; row += block_threads()) {
       const int64_t at = state_index(p, f, mem.row_query()[row], mem.row_head()[row]);
