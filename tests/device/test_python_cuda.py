@@ -616,6 +616,7 @@ def test_two_contexts_and_eight_threads():
         try:
             q, k, v = operands(DTYPES[index % 3], seed=index, rows=100 + index, keys=120 + 3 * index)
             wanted = exact(q, k, v)
+            torch.cuda.synchronize()
             barrier.wait()
             with torch.cuda.stream(torch.cuda.Stream()):
                 for _ in range(25):

@@ -141,6 +141,12 @@ def torch_module():
         ExternalStream=lambda handle, device: TorchStream(handle, device),
         default_stream=lambda device: TorchStream(0, device))
 
+    functional = types.SimpleNamespace(scaled_dot_product_attention=lambda *a, **k: "torch's own")
+    torch.nn = types.SimpleNamespace(functional=functional, Parameter=type("Parameter", (), {}))
+    torch.jit = types.SimpleNamespace(is_tracing=lambda: False)
+    torch.autocast = set()
+    torch.is_autocast_enabled = lambda device: device in torch.autocast
+
     def increment(tensor):
         tensor.version += 1
     torch.autograd = types.SimpleNamespace(graph=types.SimpleNamespace(increment_version=increment))

@@ -266,6 +266,42 @@ def test_a_captured_call_gets_a_workspace(torch, library, monkeypatch):
     refused("DEVICE", lambda: cqsa.attention(q, k, v, sinks=[1.0] * 4), "sinks is in host memory", "captured")
 
 
+@pytest.fixture
+def patched(torch):
+    original = torch.nn.functional.scaled_dot_product_attention
+    cqsa.patch_torch_sdpa(min_tokens=0, memory_limit="1MiB")
+    yield torch
+    cqsa.unpatch_torch_sdpa()
+    assert torch.nn.functional.scaled_dot_product_attention is original
+
+
+def test_patch_takes_tensors_on_a_gpu(patched, library):
+    sdpa = patched.nn.functional.scaled_dot_product_attention
+    patched.current[1] = 66
+    q, k, v = (TorchTensor(np.ones((2, 4, size, 32), np.float16), 1) for size in (19, 23, 23))
+    out = sdpa(q, k, v, attn_mask=TorchTensor(np.ones((19, 23), bool), 1))
+    assert type(out) is TorchTensor and out.index == 1
+    call, = library.calls
+    assert call["context"] == 1001 and call["stream"] == 66 and call["mask"][:2] == (CUDA, 1) and call["device_bytes"] == 1 << 20
+    sdpa(q, k, v, TorchTensor(np.ones((4, 1, 23), np.float16), 1), scale=0.5)
+    assert library.calls[1]["bias"][:2] == (CUDA, 1)
+
+
+def test_patch_leaves_to_torch_what_it_cannot_do_on_a_gpu(patched, library, monkeypatch):
+    sdpa = patched.nn.functional.scaled_dot_product_attention
+    q = TorchTensor(np.ones((2, 4, 19, 32), np.float16), 0)
+    elsewhere, on_host = TorchTensor(q.array, 1), TorchTensor(q.array, None)
+    assert sdpa(q, elsewhere, q) == sdpa(q, on_host, q) == "torch's own"
+    assert sdpa(q, q, q, TorchTensor(np.ones((19, 19), bool), None)) == "torch's own"
+    patched.autocast.add("cuda")
+    assert sdpa(q, q, q) == "torch's own"
+    patched.autocast.clear()
+    patched.autocast.add("cpu")
+    assert type(sdpa(q, q, q)) is TorchTensor
+    monkeypatch.setattr(_context, "_contexts", {})  # no backend for it
+    assert sdpa(q, q, q) == "torch's own" and len(library.calls) == 1
+
+
 # ------------------------------------------------------------------------------------------------------- cupy and jax
 
 

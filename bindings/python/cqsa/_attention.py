@@ -267,7 +267,7 @@ class Call:
             params.flags |= _ffi.ATTENTION_DETERMINISTIC
         if memory_limit is not None or host_memory_limit is not None or pinned_memory_limit is not None:
             self._set_budget(self._is_host, memory_limit, host_memory_limit, pinned_memory_limit)
-        if self._views is not None:
+        if self._views is not None and any(view.device[0] in _ffi.HOST_DEVICES for view in self._views.values()):
             self._check_places(self._views)
             self._mark_pinned(self._views, target.context.backend)
 

@@ -24,8 +24,7 @@ def is_array(value: Any) -> bool:
 
 def check_concrete(value: Any, name: str) -> None:
     """Inside jit and its like there are no arrays yet."""
-    tracer = getattr(getattr(sys.modules["jax"], "core", None), "Tracer", ())
-    if isinstance(value, tracer):
+    if any(base.__name__ == "Tracer" for base in type(value).__mro__):  # where jax keeps the class has changed
         raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is traced by jax: attention() takes arrays, outside jit, vmap and grad")
 
 
@@ -38,11 +37,13 @@ class _Managed(ctypes.Structure):
 _lent: Dict[int, Tuple[Any, ...]] = {}  # address of a DLManagedTensor -> it, and what it needs, until its deleter is called
 
 
-def _give_back(address: int) -> None:
-    _lent.pop(address, None)
+def _give_back(address: int, take: Any = _lent.pop) -> None:
+    take(address, None)
 
 
-_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_give_back)  # takes Python's lock: jax may call from any thread
+# Takes Python's lock: jax may call from any thread. Never freed, for jax may give arrays back when modules are gone already.
+_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_give_back)
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_deleter))
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _NAME = ctypes.c_char_p(b"dltensor")  # the capsule keeps the pointer

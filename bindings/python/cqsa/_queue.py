@@ -12,7 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from . import _cupy, _driver, _ffi, _jax, _torch
+from . import _cupy, _driver, _ffi, _torch
 from ._context import Context, context_for, reason_of
 from ._errors import (
     ERROR_DEVICE,
@@ -30,15 +30,17 @@ _BACKENDS = {_ffi.DEVICE_CUDA: "cuda", _ffi.DEVICE_ROCM: "hip"}
 class Queue:
     """The stream of one call, and what must be ordered with it."""
 
-    __slots__ = ("handle", "device", "lead", "_name", "_chosen", "_stream", "_before", "_after", "_waits")
+    __slots__ = ("handle", "device", "lead", "_home", "_name", "_chosen", "_before", "_after", "_waits")
 
     def __init__(self, device: Tuple[int, int], lead: Any, name: str, stream: Any) -> None:
         self.device = device
         self.lead = lead  # the first operand on the device: its framework makes what has to be made there
         self._name = name
-        self._stream = stream
         self._chosen = stream is not None
         self.handle = stream_handle(stream, device, name) if self._chosen else _current_stream(lead, device[1])
+        # The type of arrays whose framework has this stream as its current one, so that there is nothing to order.
+        own = not self._chosen and (_torch.is_tensor(lead) or _cupy.is_array(lead))
+        self._home: Any = type(lead) if own else None
         self._before: List[int] = []  # streams that this one waits for
         self._after: List[int] = []  # streams that wait for this one
         self._waits = False  # memory is lent that may be given away as soon as the call returns
@@ -49,7 +51,7 @@ class Queue:
 
     def take(self, view: View, name: str, is_output: bool = False) -> None:
         """An operand joins the call: its device must be the queue's, and the work that makes it comes first."""
-        if view.on_host():
+        if view.device == self.device and type(view.owner) is self._home or view.on_host():
             return
         if view.device != self.device:
             raise error_for(ERROR_DEVICE, f"{name} is on {device_name(view.device)}, but {self._name} is on "
@@ -171,8 +173,6 @@ def _current_stream(lead: Any, device: int) -> int:
         return _torch.current_stream(device)
     if _cupy.is_array(lead):
         return _cupy.current_stream(device)
-    if _jax.is_array(lead):
-        _jax.check_concrete(lead, "an operand")
     return 0
 
 

@@ -178,14 +178,14 @@ def output_of(value: Any, name: str, queue: Optional[Queue] = None) -> View:
 
 def _lent(value: Any, name: str, queue: Optional[Queue]) -> Optional[View]:
     """The memory that an object lends, by whichever protocol it has; None if it has none."""
+    if _torch.is_tensor(value):
+        return _torch.view(value, name)
     if isinstance(value, np.ndarray):
         return of_numpy(value, name)
     if isinstance(value, View):
         return value
     if isinstance(value, Tensor):
         return value._view
-    if _torch.is_tensor(value):
-        return _torch.view(value, name)
     if _cupy.is_array(value):
         return _cupy.view(value, name)
     if isinstance(value, _jax.DeviceMemory):
@@ -210,14 +210,18 @@ def _lent(value: Any, name: str, queue: Optional[Queue]) -> Optional[View]:
 def device_of(value: Any) -> Optional[Tuple[int, int]]:
     """The device that an operand is on, DLPack's kind and index; None for host memory."""
     device: Any = None
-    if isinstance(value, View):
+    if _torch.is_tensor(value):
+        device = None if value.is_cpu else _torch.device_of(value)
+    elif isinstance(value, View):
         device = value.device
     elif isinstance(value, Tensor):
         device = value._view.device
-    elif _torch.is_tensor(value):
-        device = None if value.is_cpu else _torch.device_of(value)
     elif _cupy.is_array(value):
         device = _cupy.device_of(value)
+    elif _jax.is_array(value):
+        _jax.check_concrete(value, "an operand")
+        kind, index = value.__dlpack_device__()
+        device = (int(kind), int(index))
     elif isinstance(value, np.ndarray) or hasattr(value, "__array_interface__"):
         return None
     elif hasattr(value, "__dlpack_device__"):
