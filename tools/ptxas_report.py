@@ -42,17 +42,21 @@ def read_log(path):
         kernel = re.search(r"entry function '(\S+)'", part).group(1)
         if "Used " not in part:
             continue
-        spilled = number(r"(\d+) bytes spill stores", part) + number(r"(\d+) bytes spill loads", part)
+        spilled = number(r"(\d+) bytes spill stores", part) or number(r"(\d+) bytes spill loads", part)
         rows.append(Row(kernel, code, number(r"Used (\d+) registers", part), spilled, number(r"(\d+) bytes stack frame", part),
                         number(r"(\d+) bytes smem", part), source, compiler))
     return rows, [f"{source} for {code}: {line.strip()}" for line in text.splitlines() if IGNORED_BY_PTXAS.search(line)]
 
 
 def read_allowed(path):
-    """[(kernel, pattern of codes, most bytes)]; a reason stands behind them."""
+    """[(pattern of kernels, pattern of codes, most bytes)]; a reason stands behind them."""
     lines = path.read_text().splitlines() if path and path.exists() else []
     entries = [line.split(None, 3) for line in lines if line.strip() and not line.startswith("#")]
     return [(kernel, code, int(most)) for kernel, code, most, _ in entries]
+
+
+def is_for(entry, row):
+    return fnmatch.fnmatchcase(row.kernel, entry[0]) and fnmatch.fnmatchcase(row.code, entry[1])
 
 
 def gates(rows, allowed):
@@ -61,13 +65,13 @@ def gates(rows, allowed):
     for row in rows:
         if not row.spilled:
             continue
-        excuses = [entry for entry in allowed if entry[0] == row.kernel and fnmatch.fnmatchcase(row.code, entry[1])]
+        excuses = [entry for entry in allowed if is_for(entry, row)]
         used.update(excuses)
         if row.source.startswith("backends/cuda/sm") or all(row.spilled > most for _, _, most in excuses):
             faults.append(f"{row.kernel} for {row.code} spills {row.spilled} bytes ({row.source})")
     # An entry for another compiler's code finds no row at all in this build.
-    faults += [f"{kernel} for {code} is allowed to spill but does not: take it off the list" for kernel, code, most in allowed
-               if (kernel, code, most) not in used and any(row.kernel == kernel and fnmatch.fnmatchcase(row.code, code) for row in rows)]
+    faults += [f"{entry[0]} for {entry[1]} is allowed to spill but does not: take it off the list" for entry in allowed
+               if entry not in used and any(is_for(entry, row) for row in rows)]
     codes = {row.code for row in rows}
     # A tuned kernel is for its own architectures; a portable one must be there for all of them.
     for kernel in sorted({row.kernel for row in rows if row.source.startswith("backends/gpu/")}):

@@ -83,15 +83,15 @@ class Registers(unittest.TestCase):
     def test_spills(self):
         self.passes(logs=[{}, {"code": "sm_90a"}])
         self.passes(logs=[{"stack": 48}])
-        self.refused("k for sm_80 spills 8 bytes", logs=[{"spill": 4}])
+        self.refused("k for sm_80 spills 4 bytes", logs=[{"spill": 4}])
 
     def test_allowed_spills(self):
-        spills = [{"spill": 40}, {"spill": 40, "code": "sm_90a"}]
+        spills = [{"spill": 80}, {"spill": 80, "code": "sm_90a"}]
         self.passes("--allowed", "@s", logs=spills, files={"s": "k sm_* 80 why\n"})
         self.refused("spills 80", "--allowed", "@s", logs=spills, files={"s": "k sm_* 79 why\n"})
         self.refused("sm_90a spills 80", "--allowed", "@s", logs=spills, files={"s": "k sm_80 80 why\n"})
         self.refused("take it off", "--allowed", "@s", files={"s": "k sm_* 80 why\n"})
-        self.refused("spills 80", "--allowed", "@s", logs=[{"spill": 40, "source": "backends/cuda/sm80/a.cu"}], files={"s": "k sm_* 80 why\n"})
+        self.refused("spills 80", "--allowed", "@s", logs=[{"spill": 80, "source": "backends/cuda/sm80/a.cu"}], files={"s": "k sm_* 80 why\n"})
 
     def test_what_ptxas_ignored(self):
         self.refused("C7508", logs=[{"note": "ptxas info : (C7508) Potential Performance Loss: 'setmaxnreg' ignored to maintain minimum register requirements."}])
