@@ -196,13 +196,14 @@ typedef struct cqsa_backend_v1 {
   cqsa_status (*merge)(void *device, const cqsa_merge_leaf *leaf, const cqsa_exec *exec, void *stream);
 
   /* Enqueue mode: the caller's operands are on the device and the work goes to the caller's stream (NULL: the default stream),
-   * without waiting for it. NULL on backends that have none. */
+   * without waiting for it. Every backend with memory of its own has these; stream_sync, launch and merge get such a stream too. */
   /* Whether work queued on the stream is being captured into a graph; never touches it. CQSA_ERROR_DEVICE when it belongs to
    * another device. */
   cqsa_status (*stream_query)(void *device, void *stream, int32_t *capturing_out);
-  /* Memory in stream order: it may be used by what is queued between the two calls. */
+  /* Memory in stream order: it may be used by what is queued between the two calls. UNSUPPORTED where the device has none. */
   cqsa_status (*stream_alloc)(void *device, uint64_t bytes, void *stream, void **memory_out);
   cqsa_status (*stream_free)(void *device, void *memory, void *stream);
+  /* Called for every operand of every run, so it has to be quick. NULL: pointers are not looked at. */
   cqsa_status (*pointer_query)(void *device, const void *pointer, cqsa_pointer_info *info_out);
   /* Architectures this build has code for: "sm_75 sm_80 sm_90a compute_90". */
   const char *code;

@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 import cqsa
-from cqsa import _attention, _context, _ffi
+from cqsa import _attention, _queue, _ffi
 
 CALLS, REPEATS = 50, 500  # short enough to fit between two time slices of a busy machine
 
@@ -27,10 +27,10 @@ def best_us(call):
 
 
 def report(name, q, **options):
-    context = _context.context_for("cpu")
-    prepared = _attention.Call(context.is_host, q, q, q, **options)
-    function, handle, params, args = _ffi.library().cqsa_attention, context.handle, prepared.params, prepared.args
-    bare = best_us(lambda: function(handle, params, args, None))
+    target = _queue.choose("cpu", None, ("q", q))
+    prepared = _attention.Call(target, q, q, q, **options)
+    function, handle, params, args = _ffi.library().cqsa_attention, target.context.handle, prepared.params, prepared.args
+    bare = best_us(lambda: function(handle, params, args, target.stream))
     whole = best_us(lambda: cqsa.attention(q, q, q, backend="cpu", **options))
     print(f"{name:44} {whole:7.1f} {bare:7.1f} {whole - bare:9.1f}")
 

@@ -22,12 +22,17 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
 set(CQSA_BUILD_ID "${PROJECT_VERSION}-${CQSA_GIT_ID}-${interface_hash}")
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  set(cpu_targets "[\\\"avx512\\\",\\\"avx2\\\",\\\"baseline\\\",\\\"reference\\\"]")
+  set(cpu_targets "[\\\"amx\\\",\\\"avx512_bf16\\\",\\\"avx512\\\",\\\"avx2\\\",\\\"baseline\\\",\\\"reference\\\"]")
 else()
   set(cpu_targets "[\\\"baseline\\\",\\\"reference\\\"]")
+endif()
+set(cuda_targets)
+if(CQSA_HAVE_CUDA)
+  list(JOIN CQSA_CUDA_CODE "\\\",\\\"" cuda_targets)
+  set(cuda_targets "\\\"${cuda_targets}\\\"")
 endif()
 string(CONCAT CQSA_BUILD_INFO_JSON
   "{\\\"version\\\":\\\"${PROJECT_VERSION}\\\",\\\"abi\\\":0,\\\"git\\\":\\\"${CQSA_GIT_ID}\\\",\\\"build_id\\\":\\\"${CQSA_BUILD_ID}\\\","
   "\\\"compiler\\\":\\\"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\\\",\\\"build_type\\\":\\\"${CMAKE_BUILD_TYPE}\\\","
-  "\\\"sanitize\\\":\\\"${CQSA_SANITIZE}\\\",\\\"cpu\\\":${cpu_targets},\\\"cuda\\\":[],\\\"hip\\\":[]}")
+  "\\\"sanitize\\\":\\\"${CQSA_SANITIZE}\\\",\\\"cpu\\\":${cpu_targets},\\\"cuda\\\":[${cuda_targets}],\\\"hip\\\":[]}")
 configure_file(${PROJECT_SOURCE_DIR}/cmake/cqsa_build_id.h.in ${CQSA_GENERATED_DIR}/cqsa_build_id.h @ONLY)

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake --install: header, library, cqsa command, pkg-config file, find_package(cqsa).
+# cmake --install: header, library, the plugins beside it, cqsa command, pkg-config file, find_package(cqsa).
 include(CMakePackageConfigHelpers)
 
 install(TARGETS cqsa EXPORT cqsaTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(TARGET cqsa_cuda)  # not in the export: nothing links against it
+  install(TARGETS cqsa_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(FILES include/cqsa.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(TARGET cqsa_tool)

@@ -123,6 +123,7 @@ enum {
   CQSA_ERROR_RUNTIME = 62,   /* the device or its driver reported a failure */
   CQSA_ERROR_IO = 63,        /* a file could not be read or written: outputs or checkpoint */
   CQSA_ERROR_CHECKPOINT = 64, /* the checkpoint is damaged, or of another version, problem, plan, input or output */
+  CQSA_ERROR_CAPTURE_UNSAFE = 65, /* the stream is being captured into a graph, and this call cannot be part of one */
 
   CQSA_ERROR_INTERNAL = 80 /* a defect of the library; please report it with the message */
 };
@@ -204,7 +205,7 @@ enum { CQSA_LOG_DEBUG = 0, CQSA_LOG_INFO = 1, CQSA_LOG_WARNING = 2 };
 typedef void (*cqsa_log_fn)(void *user, int32_t level, const char *message);
 
 /* Called by a blocking run from the thread that called it, between tiles: `done` of `total` tiles (0 <= done <= total, done
- * never falls). Return 0 to go on, anything else to cancel (CQSA_ERROR_CANCELLED). */
+ * never falls). A run that is queued calls it twice, see section 9. Return 0 to go on, anything else to cancel (CQSA_ERROR_CANCELLED). */
 typedef int32_t (*cqsa_progress_fn)(void *user, int64_t done, int64_t total);
 
 /* Runs task(data, i) once for each i in [0, num_tasks), in any order, at once or one after the other, and returns 0 when all
@@ -484,7 +485,7 @@ typedef struct cqsa_attention_args {
   const cqsa_tensor *page_table;   /* i32 [batch, pages per sequence] */
   const cqsa_tensor *out;          /* output */
   const cqsa_tensor *lse;          /* output, f32 (f64 with F64); see the shapes above */
-  void *workspace;                 /* NULL: the library allocates; else see cqsa_workspace_query() */
+  void *workspace;                 /* NULL: the library allocates what is needed; else see cqsa_workspace_query() */
   uint64_t workspace_bytes;
   const int32_t *cancel; /* NULL, or a flag the caller may set from any thread: non-zero stops the run between tiles */
   cqsa_progress_fn progress;
@@ -510,12 +511,36 @@ CQSA_API cqsa_status cqsa_attention_params_of(const cqsa_context *context, const
 
 /* ================================================================================================================
  * 9. One call, or plan / describe / execute
+ *
+ * Streams. On a backend with memory of its own every function with a `stream` parameter works in the order of that stream, the
+ * vendor's own handle (cudaStream_t, hipStream_t); NULL is the default stream. On the CPU backend it must be NULL.
+ *
+ *   Enqueue mode: when every operand and output is in device memory and the plan is direct (cqsa_plan_info: schedule DIRECT,
+ *     place_q, place_kv and place_out DEVICE). The work is queued on the stream and the call returns without waiting: the outputs
+ *     are there for what is queued on that stream afterwards, and for the host once it has waited for the stream. Operands,
+ *     outputs and workspace must live until then; tensors, params and args need not. Nothing is synchronised, and with a
+ *     workspace (or a plan that needs none: workspace_bytes 0) nothing is allocated; without one the library takes memory in the
+ *     order of the stream. Errors of the device may show up at a later call.
+ *       args.cancel is looked at once, before anything is queued. args.progress is called with 0 of 1 before and with 1 of 1 once
+ *     the work is queued; a non-zero return at 0 queues nothing. info.seconds is the time of the call, not of the work.
+ *       Values of cu_seqlens_q, cu_seqlens_k, seqused_k and page_table are on the device, and the host does not look at them: they
+ *     are clamped, so that nothing outside the operands is touched, and not checked. Rows of wrong values have no defined result.
+ *   Blocking: every other run. It begins when what is queued on the stream has ended, and returns when the result is there, for
+ *     the host and for every stream. So does a direct run whose memory cannot be had and that goes on with less.
+ *   Graphs: a call whose stream is being captured becomes part of the graph when it is in enqueue mode and either needs no memory
+ *     or was given a workspace, also when it is the first call of the process; the workspace belongs to the graph. Any other call is
+ *     refused with CQSA_ERROR_CAPTURE_UNSAFE before the stream is touched, and the capture goes on.
+ *   A stream of another device is CQSA_ERROR_DEVICE, and so is an operand whose pointer is not the memory that its tensor says
+ *     (host memory as device memory, or the reverse, or memory of another device). Managed memory is device memory. Memory that is
+ *     declared pinned and is not is only slower.
+ *   Threads: const, as without streams: any number of threads may use one context or plan, on the same or on different streams.
  * ================================================================================================================ */
 
 typedef struct cqsa_plan cqsa_plan;
 
-/* Attention in one call: plans, allocates within the budget, runs, and returns when the result is there. stream: NULL.
- * Errors: any of section 3; the budget contract of section 8 holds. Thread class: const (context). Since 0.1. */
+/* Attention in one call: plans, allocates within the budget, and runs on `stream`: queued, or blocking (see above; always
+ * blocking on the CPU backend, where stream is NULL). Errors: any of section 3; the budget contract of section 8 holds.
+ * Thread class: const (context). Since 0.1. */
 CQSA_API cqsa_status cqsa_attention(cqsa_context *context, const cqsa_attention_params *params,
                                     const cqsa_attention_args *args, void *stream);
 
@@ -589,16 +614,18 @@ CQSA_API cqsa_status cqsa_plan_json(const cqsa_plan *plan, char *buffer, uint64_
 #define CQSA_WORKSPACE_ALIGNMENT 64
 
 /* Bytes of workspace with which cqsa_attention_execute() allocates nothing of that kind itself: host memory on the CPU
- * backend, device memory otherwise. Aligned to CQSA_WORKSPACE_ALIGNMENT. Exact: one byte less is refused. Errors:
+ * backend, device memory otherwise, where it may be 0. Aligned to CQSA_WORKSPACE_ALIGNMENT. Exact: one byte less is refused. Errors:
  * NULL_POINTER. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_workspace_query(const cqsa_plan *plan, uint64_t *bytes_out);
 
-/* Prepares a workspace, once, before its first use with this plan. A workspace serves one run at a time, and stays the
- * caller's. Errors: NULL_POINTER, WORKSPACE with both sizes. Thread class: const (plan), exclusive (workspace). Since 0.1. */
+/* Prepares a workspace, once, before its first use with this plan. A workspace serves one run at a time (runs that are queued on
+ * one stream follow each other), and stays the caller's. Errors: NULL_POINTER, WORKSPACE with both sizes.
+ * Thread class: const (plan), exclusive (workspace). Since 0.1. */
 CQSA_API cqsa_status cqsa_workspace_init(const cqsa_plan *plan, void *workspace, uint64_t bytes);
 
-/* Runs a plan on operands that match its params. Blocking; stream: NULL. Errors: those of args (1 to 11), OUT_OF_* with the
- * bytes, CANCELLED, CALLBACK, RUNTIME, IO, CHECKPOINT. Thread class: const (plan), each run with its own workspace. Since 0.1. */
+/* Runs a plan on operands that match its params, on `stream`: queued, or blocking (see the top of this section). Errors: those of
+ * args (1 to 11), OUT_OF_* with the bytes, CANCELLED, CALLBACK, RUNTIME, IO, CHECKPOINT, CAPTURE_UNSAFE.
+ * Thread class: const (plan), each run with its own workspace. Since 0.1. */
 CQSA_API cqsa_status cqsa_attention_execute(const cqsa_plan *plan, const cqsa_attention_args *args, void *stream);
 
 /* ================================================================================================================
@@ -626,7 +653,9 @@ typedef struct cqsa_attention_merge_args {
 CQSA_API void cqsa_attention_merge_args_init(cqsa_attention_merge_args *args, uint64_t size);
 
 /* Merges two partial results as above. All six tensors on the context's device, the shapes of out_a and lse_a throughout.
- * stream: NULL. Errors: NULL_POINTER, SHAPE, DTYPE, DEVICE, STRIDES, OVERLAP. Thread class: const (context). Since 0.1. */
+ * stream: on a backend with memory of its own the merge is always queued, needs no memory and can be captured (section 9);
+ * NULL on the CPU backend. Errors: NULL_POINTER, SHAPE, DTYPE, DEVICE, STRIDES, OVERLAP, RUNTIME.
+ * Thread class: const (context). Since 0.1. */
 CQSA_API cqsa_status cqsa_attention_merge(cqsa_context *context, const cqsa_attention_merge_args *args, void *stream);
 
 #ifdef __cplusplus

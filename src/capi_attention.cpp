@@ -7,6 +7,7 @@
 #include "abi_struct.h"
 #include "guard.h"
 #include "ops/attention/describe.h"
+#include "ops/attention/enqueue.h"
 #include "ops/attention/merge.h"
 #include "ops/attention/plan.h"
 #include "tensor.h"
@@ -37,29 +38,42 @@ cqsa_status choose_implementation_for(const cqsa_backend_v1& backend, const hard
   return choose_implementation(backend, plan.problem, false, plan.impl);
 }
 
-// Everything that is decided before operands are seen. The plan's context is not counted here.
-cqsa_status make_plan(cqsa_context* context, const hardware_model& machine, const cqsa_attention_params* params, cqsa_plan& plan) {
-  CQSA_TRY(make_problem(params, plan.problem));
-  plan.hardware = machine;
-  plan.context = context;
-  const cqsa_backend_v1* backend = context ? context->backend : machine.host ? cqsa_cpu_backend() : nullptr;
+// What a plan for this problem and machine is; plan.problem and plan.hardware are set.
+cqsa_status choose_plan(cqsa_plan& plan) {
+  const hardware_model& machine = plan.hardware;
+  const cqsa_backend_v1* backend = plan.context ? plan.context->backend : machine.host ? cqsa_cpu_backend() : nullptr;
   if (backend) CQSA_TRY(choose_implementation_for(*backend, machine, plan));
   return choose_schedule(plan.problem, machine, plan.impl, budget_of(plan.problem, machine), plan.choice, plan.cost);
 }
 
-cqsa_status make_plan_here(const cqsa_context* context, const cqsa_attention_params* params, cqsa_plan& plan) {
-  hardware_model machine;
-  CQSA_TRY(hardware_of(*context, rates::known, machine));
-  return make_plan(const_cast<cqsa_context*>(context), machine, params, plan);
+// One leaf call on what is on the device already: never slower than another schedule, and open to implementations that keep no
+// state. False when there is none within the budget.
+bool choose_whole(cqsa_plan& plan) {
+  // Below this the budget is not worth asking the driver for: should even that not be there, the run plans again.
+  constexpr uint64_t small = uint64_t{32} << 20;
+  const int32_t wanted = plan.problem.p.schedule;
+  if (!plan.problem.on_device() || (wanted != CQSA_SCHEDULE_AUTO && wanted != CQSA_SCHEDULE_DIRECT)) return false;
+  if (choose_implementation(*plan.context->backend, plan.problem, false, plan.impl) != CQSA_OK) return false;
+  const budget limit = budget_of(plan.problem, plan.hardware);
+  plan.problem.p.schedule = CQSA_SCHEDULE_DIRECT;
+  const cqsa_status status = choose_schedule(plan.problem, plan.hardware, plan.impl, limit, plan.choice, plan.cost);
+  plan.problem.p.schedule = wanted;
+  return status == CQSA_OK && (limit.device != UINT64_MAX || plan.cost.device <= small);
 }
 
-cqsa_status check_stream(const cqsa_context& context, void* stream) {
-  if (stream && context.is_host())
-    return fail(CQSA_ERROR_INVALID_ARGUMENT, "stream is not NULL, but backend %s has no streams", context.backend->name);
-  return CQSA_OK;
+// Everything that is decided before operands are seen. The plan's context is not counted here.
+cqsa_status make_plan(const cqsa_context* context, const cqsa_attention_params* params, cqsa_plan& plan) {
+  CQSA_TRY(make_problem(params, plan.problem));
+  plan.context = const_cast<cqsa_context*>(context);
+  CQSA_TRY(hardware_of(*context, rates::known, plan.hardware));
+  if (context->is_host()) return choose_plan(plan);
+  if (choose_whole(plan)) return CQSA_OK;
+  CQSA_TRY(add_capacities(*context, plan.hardware));
+  return choose_whole(plan) ? CQSA_OK : choose_plan(plan);
 }
 
 cqsa_status check_workspace(const cqsa_plan& plan, const void* workspace, uint64_t bytes) {
+  if (workspace == nullptr && plan.cost.workspace == 0) return CQSA_OK;
   if (workspace == nullptr) return fail(CQSA_ERROR_NULL_POINTER, "workspace is NULL");
   if (bytes < plan.cost.workspace)
     return fail(CQSA_ERROR_WORKSPACE, "workspace_bytes is %" PRIu64 ", the plan needs %" PRIu64, bytes, plan.cost.workspace);
@@ -92,18 +106,26 @@ cqsa_status check_device_index(const cqsa_context& context, const cqsa_attention
   return CQSA_OK;
 }
 
-cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args) {
+cqsa_status run_on_device(run_state& run, const cqsa_attention_leaf& whole) {
+  return enqueues(*run.plan) ? run_enqueued(run, whole) : run_device(run, whole);
+}
+
+cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args, void* stream, bool capturing) {
   cqsa_attention_leaf whole{};
   CQSA_TRY(bind_operands(plan.problem, *plan.context->backend, args, whole));
   if (!plan.hardware.host) CQSA_TRY(check_device_index(*plan.context, args));
+  if (!plan.hardware.host) CQSA_TRY(check_pointers(*plan.context, args));
+  if (args.checkpoint && enqueues(plan))
+    return fail(CQSA_ERROR_UNSUPPORTED, "args->checkpoint is given, but a run whose operands are all on the device is one launch");
   CQSA_TRY(check_run_workspace(plan, args));
   if (args.info) CQSA_TRY(check_out_struct(args.info, "args->info", first_run_info));
+  if (capturing && !plan.problem.empty()) CQSA_TRY(check_capture(plan, args));
   whole.batch_invariant = plan.problem.batch_invariant();
-  run_state run{&plan, &args};
+  run_state run{&plan, &args, stream};
   report_choice(plan.choice, plan.hardware.host, run.info);
   const auto start = std::chrono::steady_clock::now();
   cqsa_status status = CQSA_OK;
-  if (!plan.problem.empty()) status = plan.hardware.host ? run_host(run, whole) : run_device(run, whole);
+  if (!plan.problem.empty()) status = plan.hardware.host ? run_host(run, whole) : run_on_device(run, whole);
   run.info.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (args.info) write_struct(run.info, args.info);
   return status;
@@ -173,15 +195,16 @@ cqsa_status cqsa_attention_params_of(const cqsa_context* context, const cqsa_att
 cqsa_status cqsa_attention(cqsa_context* context, const cqsa_attention_params* params, const cqsa_attention_args* args, void* stream) {
   return guard([&]() -> cqsa_status {
     CQSA_TRY(need_context(context));
-    CQSA_TRY(check_stream(*context, stream));
+    bool capturing = false;
+    CQSA_TRY(query_stream(*context, stream, capturing));
     cqsa_attention_args operands{};
     CQSA_TRY(copy_args(args, operands));
     cqsa_attention_params complete{};
     CQSA_TRY(copy_params(params, complete));
     CQSA_TRY(complete_params(*context, operands, complete));
     cqsa_plan plan;
-    CQSA_TRY(make_plan_here(context, &complete, plan));
-    return run_plan(plan, operands);
+    CQSA_TRY(make_plan(context, &complete, plan));
+    return run_plan(plan, operands, stream, capturing);
   });
 }
 
@@ -189,7 +212,7 @@ cqsa_status cqsa_attention_query(const cqsa_context* context, const cqsa_attenti
   return guard([&]() -> cqsa_status {
     CQSA_TRY(need_context(context));
     cqsa_plan plan;
-    return make_plan_here(context, params, plan);
+    return make_plan(context, params, plan);
   });
 }
 
@@ -198,7 +221,7 @@ cqsa_status cqsa_attention_plan_create(cqsa_context* context, const cqsa_attenti
     CQSA_TRY(need_context(context));
     if (plan_out == nullptr) return fail(CQSA_ERROR_NULL_POINTER, "plan_out is NULL");
     auto plan = std::make_unique<cqsa_plan>();
-    CQSA_TRY(make_plan_here(context, params, *plan));
+    CQSA_TRY(make_plan(context, params, *plan));
     // Now, so that execute with the caller's workspace allocates nothing.
     if (context->is_host() && context->pool && plan->choice.workers > 1) context->pool->start();
     retain(context);
@@ -210,10 +233,10 @@ cqsa_status cqsa_attention_plan_create(cqsa_context* context, const cqsa_attenti
 cqsa_status cqsa_attention_plan_create_for(const char* hardware_json, const cqsa_attention_params* params, cqsa_plan** plan_out) {
   return guard([&]() -> cqsa_status {
     if (plan_out == nullptr) return fail(CQSA_ERROR_NULL_POINTER, "plan_out is NULL");
-    hardware_model machine;
-    CQSA_TRY(hardware_from_json(hardware_json, machine));
     auto plan = std::make_unique<cqsa_plan>();
-    CQSA_TRY(make_plan(nullptr, machine, params, *plan));
+    CQSA_TRY(hardware_from_json(hardware_json, plan->hardware));
+    CQSA_TRY(make_problem(params, plan->problem));
+    CQSA_TRY(choose_plan(*plan));
     *plan_out = plan.release();
     return CQSA_OK;
   });
@@ -296,17 +319,19 @@ cqsa_status cqsa_attention_execute(const cqsa_plan* plan, const cqsa_attention_a
     CQSA_TRY(need_plan(plan));
     if (plan->context == nullptr)
       return fail(CQSA_ERROR_UNSUPPORTED, "plan was made by cqsa_attention_plan_create_for() for a machine that is not here");
-    CQSA_TRY(check_stream(*plan->context, stream));
+    bool capturing = false;
+    CQSA_TRY(query_stream(*plan->context, stream, capturing));
     cqsa_attention_args operands{};
     CQSA_TRY(copy_args(args, operands));
-    return run_plan(*plan, operands);
+    return run_plan(*plan, operands, stream, capturing);
   });
 }
 
 cqsa_status cqsa_attention_merge(cqsa_context* context, const cqsa_attention_merge_args* args, void* stream) {
   return guard([&]() -> cqsa_status {
     CQSA_TRY(need_context(context));
-    CQSA_TRY(check_stream(*context, stream));
+    bool capturing = false;  // a merge is one launch, which may be captured
+    CQSA_TRY(query_stream(*context, stream, capturing));
     return merge(*context, args, stream);
   });
 }

@@ -217,6 +217,7 @@ const char* cqsa_status_string(cqsa_status status) {
     CQSA_CASE(CQSA_ERROR_RUNTIME);
     CQSA_CASE(CQSA_ERROR_IO);
     CQSA_CASE(CQSA_ERROR_CHECKPOINT);
+    CQSA_CASE(CQSA_ERROR_CAPTURE_UNSAFE);
     CQSA_CASE(CQSA_ERROR_INTERNAL);
     default: return "CQSA_ERROR_UNKNOWN";
   }

@@ -146,7 +146,9 @@ void nominal(const cqsa_context& context, hardware_model& model) {
   model.launch_seconds = model.host ? 2e-6 : 1e-5;
 }
 
-cqsa_status capacities(const cqsa_context& context, hardware_model& model) {
+}  // namespace
+
+cqsa_status add_capacities(const cqsa_context& context, hardware_model& model) {
   cqsa_device_properties properties{};
   CQSA_TRY(context.backend->device_properties(context.device_index, &properties));
   std::snprintf(model.name, sizeof model.name, "%s", properties.name);
@@ -179,21 +181,14 @@ void remember(const cqsa_context& context, const hardware_model& model) {
 
 cqsa_status measure(const cqsa_context& context, rates needed, hardware_model& model) {
   nominal(context, model);
-  CQSA_TRY(capacities(context, model));
-  if (const hardware_model* before = model.host ? nullptr : measured_before(context, needed)) {
-    const int32_t workers = model.workers;
-    model = *before;
-    model.workers = workers;
-    return CQSA_OK;
-  }
+  CQSA_TRY(add_capacities(context, model));
+  if (const hardware_model* before = model.host ? nullptr : measured_before(context, needed)) return model.take_rates(*before), CQSA_OK;
   if (needed >= rates::compute) CQSA_TRY(measure_compute(context, model));
   if (needed >= rates::all && !measure_copies(context, model)) return CQSA_OK;
   model.measured = needed;
   if (!model.host && needed > rates::known) remember(context, model);
   return CQSA_OK;
 }
-
-}  // namespace
 
 double hardware_model::flops(int64_t head_dim) const {
   if (head_dim >= 128) return flops_128;
@@ -202,9 +197,14 @@ double hardware_model::flops(int64_t head_dim) const {
 }
 
 cqsa_status hardware_of(const cqsa_context& context, rates needed, hardware_model& out) {
-  // A host backend's choice goes by ratios, and must not change once something was measured.
-  if (context.is_host() && needed == rates::known) return nominal(context, out), CQSA_OK;
   const hardware_model* known = context.hardware.load(std::memory_order_acquire);
+  // A host backend's choice goes by ratios, and must not change once something was measured.
+  if (needed == rates::known && (context.is_host() || !known)) {
+    nominal(context, out);
+    const hardware_model* before = context.is_host() ? nullptr : measured_before(context, rates::compute);
+    if (before) out.take_rates(*before);
+    return CQSA_OK;
+  }
   if (!known || known->measured < needed) {
     auto model = std::make_unique<hardware_model>();
     CQSA_TRY(measure(context, needed, *model));
@@ -215,7 +215,10 @@ cqsa_status hardware_of(const cqsa_context& context, rates needed, hardware_mode
   }
   out = *known;
   // Free device memory changes from call to call; the rates do not.
-  return out.host ? CQSA_OK : capacities(context, out);
+  if (out.host) return CQSA_OK;
+  if (needed != rates::known) return add_capacities(context, out);
+  out.device_bytes = 0;
+  return CQSA_OK;
 }
 
 void forget_hardware(const hardware_model* newest) {

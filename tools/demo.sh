@@ -7,10 +7,13 @@ cd "$(dirname "$0")/.."
 
 memory=${1:-128KiB}
 tools/setup.sh build
+# The CUDA backend takes minutes more and is of use where there is a device; tools/test.sh builds it wherever there is an nvcc.
+cuda=OFF
+[ ! -e /dev/nvidiactl ] || cuda=AUTO
 echo "building (about two minutes on two cores)"
 mkdir -p build
 log=build/demo-build.log
-{ cmake -S . -B build/release -DCQSA_BUILD_TESTS=OFF -DCQSA_BUILD_EXAMPLES=OFF && cmake --build build/release -j"$(nproc)"; } >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
+{ cmake -S . -B build/release -DCQSA_BUILD_TESTS=OFF -DCQSA_BUILD_EXAMPLES=OFF -DCQSA_BUILD_CUDA=$cuda && cmake --build build/release -j"$(nproc)"; } >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
 cqsa=build/release/bin/cqsa
 
 echo "== exact attention of examples/data/minilm_qkv.safetensors within $memory"

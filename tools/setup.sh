@@ -2,16 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs what building and testing need, and only what is missing. Debian and Ubuntu; elsewhere it lists the names and goes on.
 #   tools/setup.sh build | test | harden (test, and what sanitizers and fuzzers need)
+#                  gpu (test, and compilers of device code beside nvcc: clang for sm_70 and for AMD chips; CUDA itself is not Debian's)
 set -euo pipefail
 
 build=(g++ cmake make git libhwy-dev nlohmann-json3-dev libcli11-dev libfmt-dev)
-test=(catch2 libdlpack-dev binutils clang python3 python3-numpy python3-pytest python3-hypothesis pkg-config)
+test=(catch2 libdlpack-dev libboost-context-dev binutils clang python3 python3-numpy python3-pytest python3-hypothesis pkg-config)
 harden=(clang libclang-rt-dev)
+gpu=(clang-19 lld-19 rocm-device-libs libamdhip64-dev)
 
 wanted=("${build[@]}")
 case ${1:-build} in
   test) wanted+=("${test[@]}") ;;
   harden) wanted+=("${test[@]}" "${harden[@]}") ;;
+  gpu) wanted+=("${test[@]}" "${gpu[@]}") ;;
 esac
 
 if ! command -v dpkg-query >/dev/null; then

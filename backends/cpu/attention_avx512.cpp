@@ -5,7 +5,7 @@
 
 namespace cqsa::cpu {
 
-const kernel_target target_avx512 = {HWY_NAMESPACE::lanes, HWY_NAMESPACE::block_rows, HWY_NAMESPACE::run_unit,
-                                   HWY_NAMESPACE::exp_array, HWY_NAMESPACE::tanh_array};
+const kernel_target target_avx512 = {HWY_NAMESPACE::lanes,    HWY_NAMESPACE::block_rows, products::f32, 128,
+                                     HWY_NAMESPACE::run_unit, HWY_NAMESPACE::exp_array,  HWY_NAMESPACE::tanh_array};
 
 }  // namespace cqsa::cpu

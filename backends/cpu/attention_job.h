@@ -44,6 +44,19 @@ struct scratch {
   char* raw;        // a row of anything as it is stored
   uint8_t* gone;    // per key of a tile: on page -1
   int64_t ldk, ldv;
+
+  // Only where products are of pairs of bf16, instead of qt, k and v. Layouts in pairs-inl.h; counts in dwords.
+  uint32_t* q2;
+  uint32_t* k2;
+  uint32_t* v2;
+  uint32_t* p2;       // probabilities as pairs, or a second tile of logits
+  uint32_t* stage;    // 16 rows of pairs of values, to be turned around (tiles)
+  float* part;        // two times four tiles of sums (tiles)
+  float* k_factor;    // [group][key]
+  float* v_factor;
+  uint16_t* half;     // two rows of anything in bf16
+  uint8_t* wild;      // per key of a tile: v has NaN or Inf
+  int64_t depth2, stage_step, factor_step, half_step;
 };
 
 // Scalar conversions, compiled for the baseline.
@@ -52,10 +65,15 @@ struct scalar_ops {
   uint16_t (*f32_to_f16)(float);
 };
 
+// What the products are made of: it decides the scratch.
+enum class products { f32, pairs, tiles };
+
 // How to compute a unit on some instruction set. `block` is the largest number of rows worked on at a time.
 struct kernel_target {
   int lanes;
   int block;
+  products kind;
+  int64_t max_tile_q;
   // Non-zero when told to stop by poll.
   int32_t (*run_unit)(const cqsa_attention_leaf* leaf, const work_unit* unit, const scratch* mem, const scalar_ops* ops,
                       const cqsa_exec* exec);
@@ -67,12 +85,21 @@ extern const kernel_target target_baseline;
 #if defined(CQSA_CPU_X86)
 extern const kernel_target target_avx2;
 extern const kernel_target target_avx512;
+extern const kernel_target target_avx512_bf16;
+extern const kernel_target target_amx;
 #endif
 
 // reference.cpp
 extern const cqsa_attention_impl reference_impl;
-// attention_plan.cpp: cpu_avx512, cpu_avx2, cpu_baseline, cpu_reference
+// attention_plan.cpp: cpu_amx, cpu_avx512_bf16, cpu_avx512, cpu_avx2, cpu_baseline, cpu_reference
 extern const cqsa_attention_impl* attention_impls(int32_t* count);
+// .. what the entries of a target are made of
+cqsa_status probe_leaf(const kernel_target& target, const cqsa_attention_leaf* leaf, char* reason, uint64_t size);
+int32_t tiles_of(const kernel_target& target, const cqsa_attention_leaf* leaf, cqsa_leaf_tile* out, int32_t capacity);
+uint64_t workspace_of(const kernel_target& target, const cqsa_attention_leaf* leaf, int64_t workers);
+int64_t units_of(const kernel_target& target, const cqsa_attention_leaf* leaf);
+cqsa_status launch_on(const kernel_target& target, const cqsa_attention_leaf* leaf, void* workspace, uint64_t bytes,
+                      const cqsa_exec* exec);
 // merge.cpp
 cqsa_status merge(void* device, const cqsa_merge_leaf* leaf, const cqsa_exec* exec, void* stream);
 // cpu_backend.cpp

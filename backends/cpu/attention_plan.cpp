@@ -2,6 +2,7 @@
 // Everything of the fast CPU attention that is not arithmetic: what it accepts, tiles and workspace, cutting the leaf into
 // work units, and running them on the workers.
 #include "attention_job.h"
+#include "cpu_features.h"
 
 #include "dtype.h"
 #include "element.h"
@@ -10,46 +11,10 @@
 #include <cstdio>
 #include <cstring>
 
-#if defined(CQSA_CPU_X86)
-#include <cpuid.h>
-#endif
-
 namespace cqsa::cpu {
 namespace {
 
-constexpr int64_t max_tile_q = 128;
-
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-
-// ---------------------------------------------------------------------------------------------------- which CPU this is
-
-#if defined(CQSA_CPU_X86)
-struct features {
-  bool avx2, avx512;
-};
-
-features detect() {
-  features out{false, false};
-  unsigned a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d)) return out;
-  const bool xsave = c & (1u << 27), fma = c & (1u << 12), f16c = c & (1u << 29);
-  if (!xsave || !fma || !f16c) return out;
-  unsigned low, high;
-  // What the operating system saves: xmm and ymm are bits 1 and 2, the AVX-512 registers bits 5 to 7.
-  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return out;
-  const bool bmi = (b & (1u << 3)) && (b & (1u << 8));
-  out.avx2 = (low & 0x06) == 0x06 && (b & (1u << 5)) && bmi;
-  const unsigned wanted = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31;  // F, DQ, CD, BW, VL
-  out.avx512 = out.avx2 && (low & 0xe6) == 0xe6 && (b & wanted) == wanted;
-  return out;
-}
-
-const features& this_cpu() {
-  static const features found = detect();
-  return found;
-}
-#endif
 
 // --------------------------------------------------------------------------------------------------------------- probe
 
@@ -63,64 +28,104 @@ cqsa_status decline(char* reason, uint64_t size, const char* text) {
   return CQSA_ERROR_UNSUPPORTED;
 }
 
-cqsa_status probe_leaf(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) {
-  if (leaf->q.dtype == CQSA_DTYPE_F64) return decline(reason, size, "f64 is computed by cpu_reference only");
-  if (!is_float(leaf->q.dtype) || !is_kv(leaf->k.dtype) || !is_kv(leaf->v.dtype))
-    return decline(reason, size, "q must be f32, f16 or bf16, and k and v one of these, int8, e4m3fn or e5m2");
-  if (!(leaf->flags & CQSA_LEAF_STATE_OUT) && !is_float(leaf->out.dtype))
-    return decline(reason, size, "out must be f32, f16 or bf16");
-  if (leaf->bias.data && !is_float(leaf->bias.dtype)) return decline(reason, size, "bias must be f32, f16 or bf16");
-  if (leaf->head_dim < 1 || leaf->head_dim > 576 || leaf->head_dim_v < 1 || leaf->head_dim_v > 512)
-    return decline(reason, size, "head_dim is 1..576 and head_dim_v 1..512");
+// Whether all values of a type are bf16 values.
+bool is_exact_bf16(cqsa_dtype t) {
+  return t == CQSA_DTYPE_BF16 || t == CQSA_DTYPE_I8 || t == CQSA_DTYPE_E4M3FN || t == CQSA_DTYPE_E5M2;
+}
+
+// What the products of pairs of bf16 ask for beyond the rest.
+cqsa_status probe_pairs(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) {
+  if (leaf->q.dtype != CQSA_DTYPE_BF16) return decline(reason, size, "q must be bf16: f32 and f16 are not narrowed");
+  if (!is_exact_bf16(leaf->k.dtype) || !is_exact_bf16(leaf->v.dtype))
+    return decline(reason, size, "k and v must be bf16, int8, e4m3fn or e5m2: f32 and f16 are not narrowed");
+  const bool grouped = leaf->scale_k == CQSA_SCALE_GROUP || leaf->scale_v == CQSA_SCALE_GROUP;
+  if (grouped && leaf->kv_group % 32 != 0) return decline(reason, size, "scales must belong to groups of a multiple of 32 channels");
   return CQSA_OK;
 }
 
 // --------------------------------------------------------------------------------------------------- tiles and workspace
 
 int64_t clamp_tile_q(const kernel_target& target, int64_t tile_q) {
-  const int64_t q = tile_q < target.lanes ? target.lanes : tile_q > max_tile_q ? max_tile_q : tile_q;
+  const int64_t q = tile_q < target.lanes ? target.lanes : tile_q > target.max_tile_q ? target.max_tile_q : tile_q;
   return round_up(q, target.lanes);
 }
 int64_t clamp_tile_k(int64_t tile_k) { return tile_k < 1 ? 1 : tile_k > 4096 ? 4096 : tile_k; }
 
-// Cuts the scratch of one worker from `base`, or only counts its bytes (base NULL). One code for both, so that they agree.
+// Hands out pieces of memory from `base`, or only counts their bytes (base NULL). One code for both, so that they agree.
+struct carver {
+  char* base;
+  uint64_t used = 0;
+  template <class T> void take(T*& pointer, int64_t count) {
+    if (base) pointer = reinterpret_cast<T*>(base + used);
+    used += uint64_t(round_up(count * int64_t(sizeof(T)), 64));
+  }
+};
+
+// An odd number of cache lines: a column of such rows is then spread over all cache sets.
+int64_t odd_lines(int64_t dwords) { return (((dwords + 15) / 16) | 1) * 16; }
+
+void carve_f32(const cqsa_attention_leaf& leaf, int64_t rows, int64_t keys, int64_t block, carver& from, scratch* out) {
+  out->ldk = round_up(leaf.head_dim, 16);
+  out->ldv = round_up(leaf.head_dim_v, 32) + 16;
+  from.take(out->qt, rows * leaf.head_dim);
+  from.take(out->s, block * keys);
+  from.take(out->k, keys * out->ldk);
+  from.take(out->v, keys * out->ldv);
+}
+
+int64_t groups_of(int32_t kind, int64_t channels, int64_t group) {
+  return kind == CQSA_SCALE_GROUP && group > 0 ? (channels + group - 1) / group : 1;
+}
+
+void carve_pairs(bool tiles, const cqsa_attention_leaf& leaf, int64_t rows, int64_t tile_k, int64_t block, carver& from,
+                 scratch* out) {
+  // Tiles take 32 keys and depths at a time and 16 channels, the vector instructions two keys and depths.
+  const int64_t keys = round_up(tile_k, tiles ? 32 : 2), channels = round_up(leaf.head_dim_v, 16);
+  const int64_t groups_k = groups_of(leaf.scale_k, leaf.head_dim, leaf.kv_group);
+  const int64_t groups_v = groups_of(leaf.scale_v, leaf.head_dim_v, leaf.kv_group);
+  out->depth2 = round_up(leaf.head_dim, tiles ? 32 : 2) / 2;
+  out->ldk = odd_lines(out->depth2);
+  out->ldv = odd_lines(tiles ? keys / 2 : leaf.head_dim_v);
+  out->stage_step = channels;
+  out->factor_step = keys;
+  out->half_step = round_up(leaf.head_dim > leaf.head_dim_v ? leaf.head_dim : leaf.head_dim_v, 32);
+  from.take(out->q2, rows * out->depth2);
+  from.take(out->s, block * keys);
+  from.take(out->k2, keys * out->ldk);
+  from.take(out->v2, (tiles ? channels : keys / 2) * out->ldv);
+  from.take(out->p2, block * (groups_k > 1 ? keys : keys / 2));
+  // One piece for both: the one is used while a tile of keys is loaded, the other when its values are summed.
+  from.take(out->part, tiles ? (channels > 128 ? 16 * channels : 8 * 256) : 0);
+  out->stage = reinterpret_cast<uint32_t*>(out->part);
+  from.take(out->k_factor, groups_k * keys);
+  from.take(out->v_factor, groups_v * keys);
+  from.take(out->half, 2 * out->half_step);
+  from.take(out->wild, keys);
+}
+
+// Cuts the scratch of one worker from `base`; returns its bytes.
 uint64_t carve(const kernel_target& target, const cqsa_attention_leaf& leaf, char* base, scratch* out) {
   const int64_t rows = clamp_tile_q(target, leaf.tile_q), keys = clamp_tile_k(leaf.tile_k);
   const int64_t block = rows < target.block ? rows : target.block;
-  uint64_t used = 0;
-  auto take = [&](auto& pointer, int64_t count) {
-    using element = std::remove_reference_t<decltype(*pointer)>;
-    if (base) pointer = reinterpret_cast<element*>(base + used);
-    used += uint64_t(round_up(count * int64_t(sizeof(element)), 64));
-  };
-  out->ldk = round_up(leaf.head_dim, 16);
-  // An odd number of cache lines: a column of values is then spread over all cache sets.
-  out->ldv = round_up(leaf.head_dim_v, 32) + 16;
   int64_t longest = leaf.head_dim > leaf.head_dim_v ? leaf.head_dim : leaf.head_dim_v;
   if (leaf.bias.data && keys > longest) longest = keys;
-  take(out->qt, rows * leaf.head_dim);
-  take(out->acc, rows * leaf.head_dim_v);
-  take(out->s, block * keys);
-  take(out->k, keys * out->ldk);
-  take(out->v, keys * out->ldv);
-  take(out->m, rows);
-  take(out->l, rows);
-  take(out->alpha, rows);
-  take(out->slope, rows);
-  take(out->lo, rows);
-  take(out->hi, rows);
-  take(out->lo_rel, rows);
-  take(out->hi_rel, rows);
-  take(out->dist, rows);
-  take(out->row, longest);
-  take(out->raw, longest * 4);
-  take(out->gone, keys);
-  return used;
-}
-
-uint64_t workspace_of(const kernel_target& target, const cqsa_attention_leaf* leaf, int64_t workers) {
-  scratch unused;
-  return carve(target, *leaf, nullptr, &unused) * uint64_t(workers < 1 ? 1 : workers);
+  carver from{base};
+  if (target.kind == products::f32) carve_f32(leaf, rows, keys, block, from, out);
+  else carve_pairs(target.kind == products::tiles, leaf, rows, keys, block, from, out);
+  from.take(out->acc, rows * leaf.head_dim_v);
+  from.take(out->m, rows);
+  from.take(out->l, rows);
+  from.take(out->alpha, rows);
+  from.take(out->slope, rows);
+  from.take(out->lo, rows);
+  from.take(out->hi, rows);
+  from.take(out->lo_rel, rows);
+  from.take(out->hi_rel, rows);
+  from.take(out->dist, rows);
+  from.take(out->row, longest);
+  from.take(out->raw, longest * 4);
+  from.take(out->gone, keys);
+  return from.used;
 }
 
 // Efficiencies measured on a Zen 5 at head_dim 64 and 128, AVX-512 (AVX2 loses a little less); the planner needs ratios only.
@@ -129,28 +134,19 @@ constexpr cqsa_leaf_tile offers[] = {{128, 128, 1.0}, {64, 128, 0.98}, {64, 64, 
 // With batch_invariant one tile_k for all: it decides the order of a row's sums.
 constexpr cqsa_leaf_tile invariant_offers[] = {{128, 64, 1.0}, {64, 64, 0.97}, {32, 64, 0.95}, {16, 64, 0.82}};
 
-int32_t tiles_of(const kernel_target& target, const cqsa_attention_leaf* leaf, cqsa_leaf_tile* out, int32_t capacity) {
-  const bool fixed = leaf->batch_invariant != 0;
-  const cqsa_leaf_tile* list = fixed ? invariant_offers : offers;
-  const int32_t length = int32_t(fixed ? sizeof invariant_offers / sizeof *list : sizeof offers / sizeof *list);
-  const int64_t group = leaf->num_kv_heads > 0 ? leaf->num_heads / leaf->num_kv_heads : 1;
-  // No larger than the problem. Clipping tile_k changes no sum: all keys are in one tile before and after.
-  const int64_t rows = leaf->seqlen_q < max_tile_q ? leaf->seqlen_q * group : max_tile_q;
-  const int64_t keys = round_up(leaf->seqlen_k < 1 ? 1 : leaf->seqlen_k, 16);
-  int32_t count = 0;
-  uint64_t last = 0;
-  double best = 0;
-  for (int32_t i = 0; i < length && count < capacity; ++i) {
-    cqsa_attention_leaf sized = *leaf;
-    sized.tile_q = clamp_tile_q(target, list[i].tile_q < rows ? list[i].tile_q : rows);
-    sized.tile_k = list[i].tile_k < keys ? list[i].tile_k : keys;
-    const uint64_t bytes = workspace_of(target, &sized, 1);
-    if (count && bytes >= last) continue;
-    if (!count) best = list[i].efficiency;
-    last = bytes;
-    out[count++] = {sized.tile_q, sized.tile_k, list[i].efficiency / best};
-  }
-  return count;
+// Products of pairs of bf16: k and v are packed for each tile of queries, which larger ones repay.
+constexpr cqsa_leaf_tile pair_offers[] = {{256, 128, 1.0}, {128, 128, 0.97}, {64, 128, 0.9}, {64, 64, 0.85},
+                                          {32, 64, 0.75},  {32, 32, 0.65},   {16, 32, 0.45}};
+constexpr cqsa_leaf_tile invariant_pair_offers[] = {{256, 64, 1.0}, {128, 64, 0.97}, {64, 64, 0.9}, {32, 64, 0.75}, {16, 64, 0.5}};
+
+struct offer_list {
+  const cqsa_leaf_tile* list;
+  int32_t length;
+  template <size_t N> offer_list(const cqsa_leaf_tile (&from)[N]) : list(from), length(int32_t(N)) {}
+};
+offer_list offers_of(const kernel_target& target, bool fixed) {
+  if (target.kind == products::f32) return fixed ? offer_list(invariant_offers) : offer_list(offers);
+  return fixed ? offer_list(invariant_pair_offers) : offer_list(pair_offers);
 }
 
 // --------------------------------------------------------------------------------------------------------- work units
@@ -270,14 +266,6 @@ int64_t working_tile_q(const kernel_target& target, const cqsa_attention_leaf& l
   return tile;
 }
 
-int64_t units_of(const kernel_target& target, const cqsa_attention_leaf* leaf) {
-  if (leaf->batch < 1 || leaf->num_kv_heads < 1) return 0;
-  cursor at{*leaf, working_tile_q(target, *leaf)};
-  while (at.advance()) {
-  }
-  return at.first;
-}
-
 // -------------------------------------------------------------------------------------------------------------- launch
 
 struct job {
@@ -295,7 +283,7 @@ constexpr scalar_ops conversions = {[](uint16_t x) { return f16_to_f32(x); }, []
 
 void work(void* data, int64_t index) {
   job& j = *static_cast<job*>(data);
-  scratch mem;
+  scratch mem{};
   carve(j.target, j.leaf, j.workspace + uint64_t(index) * j.bytes_each, &mem);
   cursor at{j.leaf, j.tile_q};
   bool more = at.advance();
@@ -318,6 +306,57 @@ bool tiny(const cqsa_attention_leaf& leaf) {
     for (int64_t i = 0; i < leaf.num_rects; ++i) pairs += double(leaf.rects[i].q_len) * double(leaf.rects[i].k_len + 1);
   else pairs = double(leaf.seqlen_q) * double(leaf.seqlen_k + 1);
   return pairs * double(leaf.batch) * double(leaf.num_heads) * double(2 * (leaf.head_dim + leaf.head_dim_v)) < 1e6;
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------ what entries are made of
+
+cqsa_status probe_leaf(const kernel_target& target, const cqsa_attention_leaf* leaf, char* reason, uint64_t size) {
+  if (leaf->q.dtype == CQSA_DTYPE_F64) return decline(reason, size, "f64 is computed by cpu_reference only");
+  if (!is_float(leaf->q.dtype) || !is_kv(leaf->k.dtype) || !is_kv(leaf->v.dtype))
+    return decline(reason, size, "q must be f32, f16 or bf16, and k and v one of these, int8, e4m3fn or e5m2");
+  if (!(leaf->flags & CQSA_LEAF_STATE_OUT) && !is_float(leaf->out.dtype))
+    return decline(reason, size, "out must be f32, f16 or bf16");
+  if (leaf->bias.data && !is_float(leaf->bias.dtype)) return decline(reason, size, "bias must be f32, f16 or bf16");
+  if (leaf->head_dim < 1 || leaf->head_dim > 576 || leaf->head_dim_v < 1 || leaf->head_dim_v > 512)
+    return decline(reason, size, "head_dim is 1..576 and head_dim_v 1..512");
+  return target.kind == products::f32 ? CQSA_OK : probe_pairs(leaf, reason, size);
+}
+
+uint64_t workspace_of(const kernel_target& target, const cqsa_attention_leaf* leaf, int64_t workers) {
+  scratch unused{};
+  return carve(target, *leaf, nullptr, &unused) * uint64_t(workers < 1 ? 1 : workers);
+}
+
+int32_t tiles_of(const kernel_target& target, const cqsa_attention_leaf* leaf, cqsa_leaf_tile* out, int32_t capacity) {
+  const auto [list, length] = offers_of(target, leaf->batch_invariant != 0);
+  const int64_t group = leaf->num_kv_heads > 0 ? leaf->num_heads / leaf->num_kv_heads : 1;
+  // No larger than the problem. Clipping tile_k changes no sum: all keys are in one tile before and after.
+  const int64_t rows = leaf->seqlen_q < target.max_tile_q ? leaf->seqlen_q * group : target.max_tile_q;
+  const int64_t keys = round_up(leaf->seqlen_k < 1 ? 1 : leaf->seqlen_k, 16);
+  int32_t count = 0;
+  uint64_t last = 0;
+  double best = 0;
+  for (int32_t i = 0; i < length && count < capacity; ++i) {
+    cqsa_attention_leaf sized = *leaf;
+    sized.tile_q = clamp_tile_q(target, list[i].tile_q < rows ? list[i].tile_q : rows);
+    sized.tile_k = list[i].tile_k < keys ? list[i].tile_k : keys;
+    const uint64_t bytes = workspace_of(target, &sized, 1);
+    if (count && bytes >= last) continue;
+    if (!count) best = list[i].efficiency;
+    last = bytes;
+    out[count++] = {sized.tile_q, sized.tile_k, list[i].efficiency / best};
+  }
+  return count;
+}
+
+int64_t units_of(const kernel_target& target, const cqsa_attention_leaf* leaf) {
+  if (leaf->batch < 1 || leaf->num_kv_heads < 1) return 0;
+  cursor at{*leaf, working_tile_q(target, *leaf)};
+  while (at.advance()) {
+  }
+  return at.first;
 }
 
 cqsa_status launch_on(const kernel_target& target, const cqsa_attention_leaf* leaf, void* workspace, uint64_t bytes,
@@ -346,6 +385,8 @@ cqsa_status launch_on(const kernel_target& target, const cqsa_attention_leaf* le
 
 // -------------------------------------------------------------------------------------------------------- the entries
 
+namespace {
+
 // The struct's functions take no closure, hence one set of them per target.
 template <const kernel_target& target> struct entry {
   static int32_t tiles(const cqsa_attention_leaf* leaf, cqsa_leaf_tile* out, int32_t capacity) {
@@ -359,15 +400,31 @@ template <const kernel_target& target> struct entry {
   static int64_t units(const cqsa_attention_leaf* leaf) { return units_of(target, leaf); }
 };
 
-#if defined(CQSA_CPU_X86)
-cqsa_status probe_avx512(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) {
-  if (!this_cpu().avx512) return decline(reason, size, "this CPU lacks AVX-512 F/BW/DQ/VL");
-  return probe_leaf(leaf, reason, size);
+cqsa_status probe_baseline(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) {
+  return probe_leaf(target_baseline, leaf, reason, size);
 }
+#if defined(CQSA_CPU_X86)
 cqsa_status probe_avx2(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) {
   if (!this_cpu().avx2) return decline(reason, size, "this CPU lacks AVX2, FMA, F16C or BMI2");
-  return probe_leaf(leaf, reason, size);
+  return probe_leaf(target_avx2, leaf, reason, size);
 }
+cqsa_status probe_avx512(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) {
+  if (!this_cpu().avx512) return decline(reason, size, "this CPU lacks AVX-512 F/BW/DQ/VL");
+  return probe_leaf(target_avx512, leaf, reason, size);
+}
+cqsa_status probe_avx512_bf16(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) {
+  if (!this_cpu().avx512_bf16) return decline(reason, size, "this CPU lacks AVX-512 BF16");
+  return probe_leaf(target_avx512_bf16, leaf, reason, size);
+}
+cqsa_status probe_amx(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) {
+  if (!this_cpu().amx) return decline(reason, size, "this CPU lacks AMX-TILE or AMX-BF16, or its system does not save them");
+  const cqsa_status status = probe_leaf(target_amx, leaf, reason, size);
+  if (status != CQSA_OK) return status;
+  if (!may_use_tiles()) return decline(reason, size, "the system refused this process the AMX tiles");
+  return CQSA_OK;
+}
+using e_amx = entry<target_amx>;
+using e_bf16 = entry<target_avx512_bf16>;
 using e512 = entry<target_avx512>;
 using e2 = entry<target_avx2>;
 #endif
@@ -378,10 +435,14 @@ using e0 = entry<target_baseline>;
 const cqsa_attention_impl* attention_impls(int32_t* count) {
   static const cqsa_attention_impl list[] = {
 #if defined(CQSA_CPU_X86)
+      {"cpu_amx", "x86 with AMX-TILE, AMX-BF16, AVX-512 BF16", probe_amx, e_amx::tiles, e_amx::workspace, e_amx::launch,
+       e_amx::units},
+      {"cpu_avx512_bf16", "x86 with AVX-512 BF16", probe_avx512_bf16, e_bf16::tiles, e_bf16::workspace, e_bf16::launch,
+       e_bf16::units},
       {"cpu_avx512", "x86 with AVX-512 F, BW, DQ, VL", probe_avx512, e512::tiles, e512::workspace, e512::launch, e512::units},
       {"cpu_avx2", "x86 with AVX2, FMA, F16C, BMI2", probe_avx2, e2::tiles, e2::workspace, e2::launch, e2::units},
 #endif
-      {"cpu_baseline", "any CPU", probe_leaf, e0::tiles, e0::workspace, e0::launch, e0::units},
+      {"cpu_baseline", "any CPU", probe_baseline, e0::tiles, e0::workspace, e0::launch, e0::units},
       reference_impl,
   };
   *count = int32_t(sizeof list / sizeof *list);

@@ -159,25 +159,6 @@ static inline float row_scale(const cqsa_view& scale, int32_t kind, int64_t b, i
   }
 }
 
-// One row of k or v in f32, scaled.
-static void load_kv_row(const cqsa_view& x, const cqsa_view& scale, int32_t kind, int64_t group, int64_t b, int64_t g,
-                        int64_t row, int64_t n, const scalar_ops* ops, char* raw, float* to) {
-  load_row(at(x, b, g, row, 0), x.dtype, x.stride[3], n, raw, to);
-  if (kind == CQSA_SCALE_NONE) return;
-  if (kind != CQSA_SCALE_GROUP) {
-    const float f = row_scale(scale, kind, b, g, row);
-    for (int64_t c = 0; c < n; ++c) to[c] *= f;
-    return;
-  }
-  for (int64_t c = 0; c < n; c += group) {
-    uint16_t code;
-    memcpy(&code, at(scale, b, g, row, c / group), 2);
-    const float f = ops->f16_to_f32(code);
-    const int64_t end = min64(n, c + group);
-    for (int64_t i = c; i < end; ++i) to[i] *= f;
-  }
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace
 }  // namespace cqsa::cpu

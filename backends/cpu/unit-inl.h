@@ -2,8 +2,11 @@
 // One work unit: pack its queries, walk over its key tiles, finish its rows.
 #pragma once
 
-#include "convert-inl.h"
-#include "kernel-inl.h"
+#if defined(CQSA_PAIRS)
+#include "engine_pairs-inl.h"
+#else
+#include "engine_f32-inl.h"
+#endif
 
 #include <math.h>
 
@@ -12,49 +15,6 @@ namespace cqsa::cpu {
 namespace {
 namespace HWY_NAMESPACE {
 
-struct unit_run {
-  const cqsa_attention_leaf& leaf;
-  const work_unit& unit;
-  const scratch& mem;
-  const scalar_ops* ops;
-  int64_t count;   // lanes in use
-  int64_t padded;  // .. rounded up to whole vectors
-  bool careful;    // v may hold NaN or Inf under hidden keys
-  bool k_direct;   // k is read in place
-  bool v_direct;
-};
-
-// A tile of keys of one range, ready to be multiplied.
-struct key_tile {
-  const float* k;
-  const float* v;
-  int64_t ldk, ldv;
-  int64_t pos;      // global position of its first key
-  int64_t mask_col;
-  int64_t keys;
-  bool has_gone;    // some keys are on page -1
-};
-
-static inline int64_t lane_head(const work_unit& u, int64_t x) { return u.head + (u.heads == 1 ? 0 : x % u.heads); }
-static inline int64_t lane_query(const work_unit& u, int64_t x) { return u.heads == 1 ? x : x / u.heads; }
-
-template <int N> struct vectors {
-  static constexpr int count = N;
-  static constexpr int rows = N * lanes;
-};
-
-// Calls f(first lane, vectors<N>) for each block: the widest kernels first, narrower ones for the rest.
-template <class F> HWY_INLINE void for_blocks(int64_t padded, const F& f) {
-  int64_t x = 0;
-  for (; x + block_rows <= padded; x += block_rows) f(x, vectors<block_vectors>());
-  if constexpr (block_vectors > 2)
-    if (x + 2 * lanes <= padded) {
-      f(x, vectors<2>());
-      x += 2 * lanes;
-    }
-  if (x < padded) f(x, vectors<1>());
-}
-
 // Visible key positions lo <= j < hi of query position i, before clipping to a range.
 static inline void visible_range(const cqsa_attention_leaf& leaf, int64_t i, int64_t off, int64_t* lo, int64_t* hi) {
   const int64_t far = int64_t(1) << 60;
@@ -62,28 +22,6 @@ static inline void visible_range(const cqsa_attention_leaf& leaf, int64_t i, int
   *lo = leaf.window_left < 0 ? -far : p - min64(leaf.window_left, far);
   *hi = leaf.window_right < 0 ? far : p + min64(leaf.window_right, far) + 1;
   if (leaf.causal != CQSA_CAUSAL_NONE) *hi = min64(*hi, p + 1);
-}
-
-// One query, scaled and transposed into column y of a block.
-static void pack_query(const unit_run& run, int64_t x, int64_t width, float* to) {
-  const cqsa_attention_leaf& leaf = run.leaf;
-  const work_unit& u = run.unit;
-  const float scale = float(leaf.softmax_scale);
-  const int64_t depth = leaf.head_dim;
-  if (x >= run.count) {
-    for (int64_t d = 0; d < depth; ++d) to[d * width] = 0.0f;
-    return;
-  }
-  const char* from = at(leaf.q, u.batch, lane_head(u, x), u.q_row + lane_query(u, x), 0);
-  load_row(from, leaf.q.dtype, leaf.q.stride[3], depth, run.mem.raw, run.mem.row);
-  for (int64_t d = 0; d < depth; ++d) to[d * width] = run.mem.row[d] * scale;
-}
-
-static void pack_queries(const unit_run& run) {
-  for_blocks(run.padded, [&](int64_t x, auto block) HWY_ATTR {
-    constexpr int width = decltype(block)::rows;
-    for (int64_t y = 0; y < width; ++y) pack_query(run, x + y, width, run.mem.qt + x * run.leaf.head_dim + y);
-  });
 }
 
 static inline int64_t state_index(const unit_run& run, int64_t x) {
@@ -116,46 +54,6 @@ static void begin_rows(const unit_run& run) {
       for (int64_t c = 0; c < dv; ++c) to[c * width] = from[c];
     }
   });
-}
-
-// Tile of keys first .. first + keys of a range, converted to f32 in the scratch unless it can be read where it is.
-static key_tile load_tile(const unit_run& run, const cqsa_rect& range, int64_t first, int64_t keys) {
-  const cqsa_attention_leaf& leaf = run.leaf;
-  const work_unit& u = run.unit;
-  const scratch& mem = run.mem;
-  key_tile t{mem.k, mem.v, mem.ldk, mem.ldv, range.k_pos + first, range.k_row + first + u.mask_col_shift, keys, false};
-  if (run.k_direct) {
-    t.k = (const float*)at(leaf.k, u.batch, u.kv_head, range.k_row + first, 0);
-    t.ldk = leaf.k.stride[2];
-  }
-  if (run.v_direct) {
-    t.v = (const float*)at(leaf.v, u.batch, u.kv_head, range.k_row + first, 0);
-    t.ldv = leaf.v.stride[2];
-  }
-  if (run.k_direct && run.v_direct) return t;
-  for (int64_t j = 0; j < keys; ++j) {
-    int64_t b = u.batch, row = range.k_row + first + j;
-    if (leaf.page_table) {
-      int32_t page;  // the table may stand at any address
-      memcpy(&page, leaf.page_table + u.batch * leaf.page_table_stride[0] + row / leaf.page_size * leaf.page_table_stride[1], sizeof page);
-      b = page;
-      row %= leaf.page_size;
-      mem.gone[j] = b < 0;
-      if (b < 0) {
-        t.has_gone = true;
-        memset(mem.k + j * mem.ldk, 0, size_t(leaf.head_dim) * sizeof(float));
-        memset(mem.v + j * mem.ldv, 0, size_t(leaf.head_dim_v) * sizeof(float));
-        continue;
-      }
-    }
-    if (!run.k_direct)
-      load_kv_row(leaf.k, leaf.k_scale, leaf.scale_k, leaf.kv_group, b, u.kv_head, row, leaf.head_dim, run.ops, mem.raw,
-                  mem.k + j * mem.ldk);
-    if (!run.v_direct)
-      load_kv_row(leaf.v, leaf.v_scale, leaf.scale_v, leaf.kv_group, b, u.kv_head, row, leaf.head_dim_v, run.ops, mem.raw,
-                  mem.v + j * mem.ldv);
-  }
-  return t;
 }
 
 // Adds bias or applies the mask for a block of MR vectors from lane x on. A row that is the same for the whole block is
@@ -263,20 +161,24 @@ static void block_tile(const unit_run& run, key_tile t, int64_t x) {
   if (see.end == 0) return;
   t.keys = see.end;
   float* s = mem.s;
-  qk<MR>(mem.qt + x * leaf.head_dim, t.k, t.ldk, leaf.head_dim, t.keys, s);
+  float factor = engine::scores<MR>(run, t, x);
   if (leaf.slopes.data)
     for (int64_t y = x; y < x + MR * lanes; ++y)
       mem.dist[y] = float(run.unit.q_pos + lane_query(run.unit, min64(y, run.count - 1)) + run.unit.off - t.pos);
-  if (see.ragged || t.has_gone || leaf.softcap > 0 || leaf.bias.data || leaf.slopes.data || leaf.mask.data)
+  if (see.ragged || t.has_gone || leaf.softcap > 0 || leaf.bias.data || leaf.slopes.data || leaf.mask.data) {
+    scale_logits(s, t.keys * MR, factor);
+    factor = 1.0f;
     fix_logits<MR>(run, t, x, see.ragged, s);
-  float* acc = mem.acc + x * leaf.head_dim_v;
-  if (run.careful) {
-    softmax<MR, true>(s, t.keys, mem.m + x, mem.l + x, mem.alpha + x);
-    pv_careful<MR>(s, t.v, t.ldv, leaf.head_dim_v, t.keys, mem.alpha + x, acc);
-  } else {
-    softmax<MR, false>(s, t.keys, mem.m + x, mem.l + x, mem.alpha + x);
-    pv<MR>(s, t.v, t.ldv, leaf.head_dim_v, t.keys, mem.alpha + x, acc);
   }
+  engine::add_values<MR>(run, t, x, factor);
+}
+
+// The caller's function may do anything, another attention on this thread included.
+static bool poll(const cqsa_exec* exec) {
+  engine::close();
+  const bool stop = exec->poll(exec->user, 0) != 0;
+  engine::open();
+  return stop;
 }
 
 // All key tiles. Tile borders are at multiples of tile_k from the range's first key, whoever looks at them.
@@ -293,9 +195,9 @@ static int32_t walk_keys(const unit_run& run, const cqsa_exec* exec) {
     int64_t first = max64(0, low - range.k_pos) / leaf.tile_k * leaf.tile_k;
     for (; first < end; first += leaf.tile_k) {
       // Rows past `end` are not even read: their bytes may be anything, and may not be there.
-      const key_tile t = load_tile(run, range, first, min64(leaf.tile_k, end - first));
+      const key_tile t = engine::load_tile(run, range, first, min64(leaf.tile_k, end - first));
       for_blocks(run.padded, [&](int64_t x, auto block) HWY_ATTR { block_tile<decltype(block)::count>(run, t, x); });
-      if ((++tiles & 63) == 0 && exec && exec->poll && exec->poll(exec->user, 0)) return 1;
+      if ((++tiles & 63) == 0 && exec && exec->poll && poll(exec)) return 1;
     }
   }
   return 0;
@@ -381,25 +283,27 @@ static void save_state(const unit_run& run) {
   });
 }
 
-static bool in_place(const cqsa_attention_leaf& leaf, const cqsa_view& x) {
-  return x.dtype == CQSA_DTYPE_F32 && x.stride[3] == 1 && !leaf.page_table && (uintptr_t(x.data) & 3) == 0;
-}
-
-static int32_t run_unit(const cqsa_attention_leaf* leaf, const work_unit* unit, const scratch* mem, const scalar_ops* ops,
-                        const cqsa_exec* exec) {
-  unit_run run{*leaf, *unit, *mem, ops, unit->q_len * unit->heads, 0, false, false, false};
-  run.padded = (run.count + lanes - 1) / lanes * lanes;
-  run.k_direct = in_place(*leaf, leaf->k);
-  // Values are read down their columns: with many rows that repay a copy, a stride that maps all keys to a few cache sets
-  // costs more.
-  run.v_direct = in_place(*leaf, leaf->v) && run.padded <= 2 * lanes;
-  pack_queries(run);
+// The unnormalised rows of a unit. Non-zero when told to stop.
+static int32_t compute_unit(unit_run& run, const cqsa_exec* exec) {
+  engine::pack_queries(run);
   for (int attempt = 0; attempt < 2; ++attempt) {
     run.careful = attempt == 1;
     begin_rows(run);
     if (walk_keys(run, exec)) return 1;
     if (!has_nan(run)) break;
   }
+  return 0;
+}
+
+static int32_t run_unit(const cqsa_attention_leaf* leaf, const work_unit* unit, const scratch* mem, const scalar_ops* ops,
+                        const cqsa_exec* exec) {
+  unit_run run{*leaf, *unit, *mem, ops, unit->q_len * unit->heads, 0, false, false, false, false, false, 1.0f, 1.0f};
+  run.padded = (run.count + lanes - 1) / lanes * lanes;
+  engine::begin(run);
+  engine::open();
+  const int32_t stopped = compute_unit(run, exec);
+  engine::close();
+  if (stopped) return stopped;
   if (leaf->flags & CQSA_LEAF_STATE_OUT) save_state(run);
   else finish_rows(run);
   return 0;

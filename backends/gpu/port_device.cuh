@@ -21,9 +21,21 @@
 #include <cuda_fp16.h>
 #endif
 
+// Lanes of the chip this pass compiles for, for the wrappers that CQSA_KERNEL makes; gfx9 is the only one with 64.
+#if !defined(CQSA_LANES)
+#if defined(__GFX9__)
+#define CQSA_LANES 64
+#else
+#define CQSA_LANES 32
+#endif
+#endif
+// A deliberate mistake that the tests of the SIMT harness can switch on; see docs/kernels/simt.md.
+#define CQSA_MUTANT(n) false
+
 #define CQSA_DEVICE __device__ __forceinline__
-// CQSA_KERNEL(threads per block, name, type of its one parameter) { .. p .. }
-#define CQSA_KERNEL(threads, name, params) extern "C" __global__ void __launch_bounds__(threads) name(const params p)
+// CQSA_KERNEL(threads per block, name, type of its one parameter) { .. p .. }. Two blocks on a multiprocessor (two waves on a SIMD
+// unit of AMD's), so that one computes while the other loads: at most 128 registers on NVIDIA's chips.
+#define CQSA_KERNEL(threads, name, params) extern "C" __global__ void __launch_bounds__(threads, 2) name(const params p)
 
 namespace cqsa::gpu {
 

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <set>
 #include <thread>
 #include <vector>
@@ -111,7 +112,12 @@ struct device_state {
   uint64_t streams_made = 0;
   std::atomic<int32_t> state{CQSA_BACKEND_READY};
   fuse alloc, launch, copy, execution;
-  std::atomic<int64_t> objects{0}, copies{0}, launches{0}, allocations{0};
+  std::atomic<bool> no_work{false}, no_stream_memory{false};
+  std::atomic<int64_t> objects{0}, copies{0}, launches{0}, allocations{0}, syncs{0}, objects_made{0}, stream_allocations{0},
+      property_queries{0}, pointer_queries{0}, stream_queries{0}, workspaceless{0};
+  std::atomic<int64_t> captures{0};  // streams that are being captured now
+  std::mutex pretended_lock;
+  std::map<uintptr_t, cqsa_pointer_info> pretended;
   std::atomic<uint64_t> bytes_in{0}, bytes_out{0};
 };
 
@@ -123,6 +129,18 @@ device_state& device() {
 cqsa_status check_fault() {
   const std::string text = fault();
   return text.empty() ? CQSA_OK : fail(CQSA_ERROR_RUNTIME, "an earlier operation failed: " + text);
+}
+
+// The stream behind a handle. NULL is the default stream, which like that of a driver is made at its first use.
+stream* stream_of(void* handle) {
+  if (handle) return static_cast<stream*>(handle);
+  static stream* const by_default = new stream({});
+  return by_default;
+}
+
+// A call that a driver refuses while anything is captured.
+void not_in_capture(const char* what) {
+  if (device().captures > 0) report_fault(std::string(what) + " while a stream is captured");
 }
 
 using event_handle = std::shared_ptr<event>;
@@ -139,6 +157,7 @@ int32_t device_count() { return 1; }
 
 cqsa_status device_properties(int32_t index, cqsa_device_properties* out) {
   if (index != 0) return fail(CQSA_ERROR_NO_DEVICE, "the fake backend has device 0 only");
+  ++device().property_queries;
   *out = {};
   std::snprintf(out->name, sizeof out->name, "fake device");
   std::snprintf(out->arch, sizeof out->arch, "fake");
@@ -160,12 +179,14 @@ void device_close(void*) {}
 
 cqsa_status device_alloc(void*, uint64_t bytes, void** out) {
   ++device().allocations;
+  not_in_capture("device_alloc");
   if (device().alloc.blows()) return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "this allocation was told to fail");
   *out = the_memory().take(bytes, false, true);
   return *out ? CQSA_OK : fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, std::to_string(bytes) + " bytes are more than is left");
 }
 
 void device_free(void*, void* p) {
+  not_in_capture("device_free");
   if (!the_memory().give(p, false)) report_fault("device_free of an address that is not alive");
 }
 
@@ -187,6 +208,7 @@ cqsa_status stream_create(void*, void** out) {
   }
   *out = new stream(pauses);
   ++device().objects;
+  ++device().objects_made;
   return CQSA_OK;
 }
 
@@ -197,13 +219,18 @@ void stream_destroy(void*, void* s) {
 }
 
 cqsa_status stream_sync(void*, void* s) {
-  static_cast<stream*>(s)->sync();
+  ++device().syncs;
+  if (!stream_of(s)->sync()) {
+    report_fault("stream_sync of a stream that is captured");
+    return fail(CQSA_ERROR_RUNTIME, "the stream is captured");
+  }
   return check_fault();
 }
 
 cqsa_status event_create(void*, void** out) {
   *out = new event_handle(std::make_shared<event>());
   ++device().objects;
+  ++device().objects_made;
   return CQSA_OK;
 }
 
@@ -215,11 +242,12 @@ void event_destroy(void*, void* e) {
 cqsa_status event_record(void*, void* e, void* s) {
   const event_handle handle = *static_cast<event_handle*>(e);
   const int64_t record = handle->next_record();
-  static_cast<stream*>(s)->push([handle, record] { handle->complete(record); });
+  stream_of(s)->push([handle, record] { handle->complete(record); });
   return CQSA_OK;
 }
 
 cqsa_status event_sync(void*, void* e) {
+  ++device().syncs;
   event& handle = **static_cast<event_handle*>(e);
   handle.wait(handle.latest_record());
   return check_fault();
@@ -228,7 +256,7 @@ cqsa_status event_sync(void*, void* e) {
 cqsa_status stream_wait(void*, void* s, void* e) {
   const event_handle handle = *static_cast<event_handle*>(e);
   const int64_t record = handle->latest_record();
-  static_cast<stream*>(s)->push([handle, record] { handle->wait(record); });
+  stream_of(s)->push([handle, record] { handle->wait(record); });
   return CQSA_OK;
 }
 
@@ -253,7 +281,7 @@ cqsa_status copy(void*, void* to, const void* from, uint64_t bytes, int32_t dire
   const auto* bytes_now = static_cast<const char*>(from);
   std::shared_ptr<std::vector<char>> snapshot;
   if (!late) snapshot = std::make_shared<std::vector<char>>(bytes_now, bytes_now + bytes);
-  static_cast<stream*>(s)->push([=] {
+  stream_of(s)->push([=] {
     const bool alive = (!to_dev || the_memory().holds(to, bytes, false)) && (!from_dev || the_memory().holds(from, bytes, false)) &&
                        (snapshot || from_dev || the_memory().holds(from, bytes, true));
     if (!alive) return report_fault("a copy ran after its memory was freed");
@@ -289,16 +317,17 @@ const cqsa_attention_impl* fast_of(const cqsa_attention_leaf* leaf) {
 cqsa_status launch_on(const cqsa_attention_impl* impl, const cqsa_attention_leaf* leaf, void* workspace, uint64_t bytes, void* s) {
   if (cqsa_status status = check_fault(); status != CQSA_OK) return status;
   if (device().launch.blows()) return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "this launch was told to find no memory");
+  if (device().no_work) return CQSA_OK;
   const auto call = std::make_shared<leaf_call>();
   if (const std::string wrong = call->prepare(*leaf, workspace, bytes); !wrong.empty()) return fail(CQSA_ERROR_RUNTIME, wrong);
   ++device().launches;
+  device().workspaceless += workspace == nullptr;
   const bool broken = device().execution.blows();
-  static_cast<stream*>(s)->push([call, impl, broken] {
+  stream_of(s)->push([call, impl, broken] {
     if (broken) return report_fault("this leaf was told to fail");
     if (!call->alive()) return report_fault("a leaf ran after its memory was freed");
     if (device().times.replaces_leaves()) return device().times.leaf();
-    if (impl->launch(nullptr, &call->leaf, call->workspace, call->workspace_bytes, nullptr, nullptr) != CQSA_OK)
-      report_fault(std::string("a leaf failed: ") + cqsa_cpu_backend()->last_error());
+    if (!call->run(*impl)) report_fault(std::string("a leaf failed: ") + cqsa_cpu_backend()->last_error());
   });
   return CQSA_OK;
 }
@@ -328,10 +357,11 @@ cqsa_status reference_launch(void*, const cqsa_attention_leaf* leaf, void* works
 }
 
 cqsa_status merge(void*, const cqsa_merge_leaf* leaf, const cqsa_exec*, void* s) {
+  if (device().no_work) return CQSA_OK;
   const cqsa_merge_leaf copy = *leaf;
   for (const void* p : {static_cast<const void*>(copy.out_a), static_cast<const void*>(copy.lse_a), static_cast<const void*>(copy.out_b),
                         static_cast<const void*>(copy.lse_b), static_cast<const void*>(copy.out), static_cast<const void*>(copy.lse)})
-    if (!the_memory().holds(p, 1, false)) return fail(CQSA_ERROR_RUNTIME, "a merge is given an address that is not alive");
+    if (p && !the_memory().holds(p, 1, false)) return fail(CQSA_ERROR_RUNTIME, "a merge is given an address that is not alive");
   const auto work = [copy] {
     cqsa_merge_leaf real = copy;
     for (const float** p : {&real.out_a, &real.lse_a, &real.out_b, &real.lse_b}) *p = static_cast<const float*>(to_real(*p));
@@ -339,8 +369,45 @@ cqsa_status merge(void*, const cqsa_merge_leaf* leaf, const cqsa_exec*, void* s)
     real.lse = static_cast<float*>(to_real(copy.lse));
     if (cqsa_cpu_backend()->merge(nullptr, &real, nullptr, nullptr) != CQSA_OK) report_fault("a merge failed");
   };
-  if (!s) return work(), check_fault();
-  static_cast<stream*>(s)->push(work);
+  ++device().launches;
+  stream_of(s)->push(work);
+  return CQSA_OK;
+}
+
+// ---- enqueue mode -----------------------------------------------------------------------------------------------------------
+
+cqsa_status stream_query(void*, void* s, int32_t* capturing) {
+  ++device().stream_queries;
+  *capturing = 0;
+  if (!s) return CQSA_OK;
+  if (static_cast<stream*>(s)->device() != 0)
+    return fail(CQSA_ERROR_DEVICE, "it is a stream of device " + std::to_string(static_cast<stream*>(s)->device()));
+  *capturing = static_cast<stream*>(s)->capturing();
+  return CQSA_OK;
+}
+
+cqsa_status stream_alloc(void*, uint64_t bytes, void* s, void** out) {
+  ++device().stream_allocations;
+  if (stream_of(s)->capturing()) report_fault("stream_alloc on a stream that is captured");
+  if (device().no_stream_memory) return fail(CQSA_ERROR_UNSUPPORTED, "the device has no memory in stream order");
+  if (device().alloc.blows()) return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "this allocation was told to fail");
+  *out = the_memory().take(bytes, false, true);
+  return *out ? CQSA_OK : fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, std::to_string(bytes) + " bytes are more than is left");
+}
+
+cqsa_status stream_free(void*, void* p, void* s) {
+  stream_of(s)->push([p] {
+    if (!the_memory().give(p, false)) report_fault("stream_free of an address that is not alive");
+  });
+  return CQSA_OK;
+}
+
+cqsa_status pointer_query(void*, const void* p, cqsa_pointer_info* out) {
+  ++device().pointer_queries;
+  const std::lock_guard hold(device().pretended_lock);
+  const auto found = device().pretended.find(reinterpret_cast<uintptr_t>(p));
+  if (found != device().pretended.end()) return *out = found->second, CQSA_OK;
+  *out = {is_device(p) ? CQSA_POINTER_DEVICE : the_memory().holds(p, 1, true) ? CQSA_POINTER_PINNED : CQSA_POINTER_UNKNOWN, 0};
   return CQSA_OK;
 }
 
@@ -377,10 +444,10 @@ constexpr cqsa_backend_v1 backend = {sizeof(cqsa_backend_v1),
                                      impls,
                                      2,
                                      merge,
-                                     nullptr,
-                                     nullptr,
-                                     nullptr,
-                                     nullptr,
+                                     stream_query,
+                                     stream_alloc,
+                                     stream_free,
+                                     pointer_query,
                                      "fake"};
 
 }  // namespace
@@ -415,7 +482,10 @@ FAKE_API void fake_configure(const fake_config* config) {
   d.launch.set(config->fail_launch, config->fail_launches);
   d.copy.set(config->fail_copy, 1);
   d.execution.set(config->fail_execution, 1);
-  d.copies = d.launches = d.allocations = 0;
+  d.copies = d.launches = d.allocations = d.syncs = d.objects_made = d.stream_allocations = 0;
+  d.property_queries = d.pointer_queries = d.stream_queries = d.workspaceless = 0;
+  d.no_work = config->no_work;
+  d.no_stream_memory = config->no_stream_memory;
   d.bytes_in = d.bytes_out = 0;
   fake::clear_fault();
 }
@@ -430,6 +500,13 @@ FAKE_API void fake_stats(fake_counters* out) {
   out->copies = d.copies;
   out->launches = d.launches;
   out->allocations = d.allocations;
+  out->syncs = d.syncs;
+  out->objects_made = d.objects_made;
+  out->stream_allocations = d.stream_allocations;
+  out->property_queries = d.property_queries;
+  out->pointer_queries = d.pointer_queries;
+  out->stream_queries = d.stream_queries;
+  out->workspaceless = d.workspaceless;
   d.times.fill(*out);
   std::snprintf(out->error, sizeof out->error, "%s", fake::fault().c_str());
 }
@@ -438,5 +515,39 @@ FAKE_API void* fake_alloc(uint64_t bytes) { return fake::the_memory().take(bytes
 FAKE_API void fake_free(void* memory) { fake::the_memory().give(memory, false); }
 FAKE_API void* fake_pinned_alloc(uint64_t bytes) { return fake::the_memory().take(bytes, true, false); }
 FAKE_API void fake_pinned_free(void* memory) { fake::the_memory().give(memory, true); }
+FAKE_API void* fake_stream_create(int32_t device) {
+  fake::delays pauses;
+  {
+    const std::lock_guard hold(fake::device().lock);
+    pauses = fake::device().pauses;
+  }
+  return new fake::stream(pauses, device);
+}
+FAKE_API void fake_stream_destroy(void* stream) { delete static_cast<fake::stream*>(stream); }
+FAKE_API void fake_stream_sync(void* stream) { fake::stream_of(stream)->sync(); }
+FAKE_API void fake_stream_call(void* stream, void (*task)(void*), void* data) {
+  fake::stream_of(stream)->push([task, data] { task(data); });
+}
+FAKE_API void fake_capture_begin(void* stream) {
+  ++fake::device().captures;
+  fake::stream_of(stream)->begin_capture();
+}
+FAKE_API void* fake_capture_end(void* stream) {
+  --fake::device().captures;
+  return new fake::graph(fake::stream_of(stream)->end_capture());
+}
+FAKE_API int64_t fake_graph_size(void* graph) { return static_cast<int64_t>(static_cast<fake::graph*>(graph)->size()); }
+FAKE_API void fake_graph_launch(void* graph, void* stream) {
+  for (const auto& operation : *static_cast<fake::graph*>(graph)) fake::stream_of(stream)->push(operation);
+}
+FAKE_API void fake_graph_destroy(void* graph) { delete static_cast<fake::graph*>(graph); }
+FAKE_API void fake_pretend(const void* pointer, int32_t kind, int32_t device) {
+  auto& d = fake::device();
+  const std::lock_guard hold(d.pretended_lock);
+  if (kind < 0)
+    d.pretended.erase(reinterpret_cast<uintptr_t>(pointer));
+  else
+    d.pretended[reinterpret_cast<uintptr_t>(pointer)] = {kind, device};
+}
 FAKE_API void fake_write(void* to_device, const void* from, uint64_t bytes) { std::memcpy(fake::to_real(to_device), from, bytes); }
 FAKE_API void fake_read(void* to, const void* from_device, uint64_t bytes) { std::memcpy(to, fake::to_real(from_device), bytes); }

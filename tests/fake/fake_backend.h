@@ -17,6 +17,8 @@ typedef struct fake_config {
   uint32_t delay_min_us, delay_max_us; /* before every operation of a stream */
   uint64_t seed;
   int32_t state;           /* CQSA_BACKEND_*, what state() reports */
+  int32_t no_stream_memory; /* stream_alloc is UNSUPPORTED */
+  int32_t no_work;         /* launches and merges are accepted and do nothing at all: for timing the core */
   /* A timeline instead of results: a leaf computes nothing and lasts leaf_us, a copy lasts as long as its size says. */
   uint32_t leaf_us;        /* 0: leaves are computed */
   uint32_t copy_us_per_mib;
@@ -28,7 +30,11 @@ typedef struct fake_counters {
   int64_t live_allocations; /* device and pinned */
   int64_t live_objects;     /* streams and events */
   uint64_t bytes_in, bytes_out;
-  int64_t copies, launches, allocations;
+  int64_t copies, launches, allocations; /* allocations: of device memory */
+  int64_t syncs;            /* of streams and of events, by the host */
+  int64_t objects_made;     /* streams and events */
+  int64_t stream_allocations, property_queries, pointer_queries, stream_queries;
+  int64_t workspaceless;    /* launches with no workspace */
   /* Leaves of leaf_us: how long they lasted together, and how long the device had none between the first and the last of them,
    * of which the part that began after the fourth: the first ones have nothing to hide behind. */
   int64_t leaf_busy_us, leaf_idle_us, leaf_idle_late_us;
@@ -48,6 +54,20 @@ void fake_free(void *memory);
 /* Pinned host memory of the caller (CQSA_DEVICE_CUDA_HOST), likewise. */
 void *fake_pinned_alloc(uint64_t bytes);
 void fake_pinned_free(void *memory);
+/* Streams of the caller, outside the counts. `device` other than 0: one that the backend cannot use. */
+void *fake_stream_create(int32_t device);
+void fake_stream_destroy(void *stream);
+void fake_stream_sync(void *stream); /* NULL: the default stream */
+/* Runs task(data) in stream order, for work of the caller. */
+void fake_stream_call(void *stream, void (*task)(void *data), void *data);
+/* While a stream is captured nothing on it runs, and whatever would wait or allocate is a fault. */
+void fake_capture_begin(void *stream);
+void *fake_capture_end(void *stream); /* a graph */
+int64_t fake_graph_size(void *graph);
+void fake_graph_launch(void *graph, void *stream);
+void fake_graph_destroy(void *graph);
+/* What pointer_query says of an address from now on: CQSA_POINTER_* of `device`; -1: the truth again. */
+void fake_pretend(const void *pointer, int32_t kind, int32_t device);
 void fake_write(void *to_device, const void *from, uint64_t bytes);
 void fake_read(void *to, const void *from_device, uint64_t bytes);
 

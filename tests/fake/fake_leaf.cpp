@@ -2,6 +2,8 @@
 #include "fake_leaf.h"
 
 #include <algorithm>
+#include <cstring>
+#include <limits>
 
 #include "fake_memory.h"
 
@@ -48,8 +50,9 @@ std::string leaf_call::rows_and_keys(int64_t* rows, int64_t* keys) {
   rows[0] = keys[0] = 0;
   rows[1] = leaf.seqlen_q;
   keys[1] = leaf.seqlen_k;
-  if (leaf.cu_seqlens_q) rows[1] = index_at(leaf.cu_seqlens_q, leaf.index_dtype, leaf.batch);
-  if (leaf.cu_seqlens_k) keys[1] = index_at(leaf.cu_seqlens_k, leaf.index_dtype, leaf.batch);
+  // Values on the device may not be there yet.
+  if (leaf.cu_seqlens_q) rows[1] = leaf.total_q;
+  if (leaf.cu_seqlens_k) keys[1] = leaf.total_k;
   if (!leaf.rects) return "";
   int64_t q_end = 0, k_end = 0, state_end = 0;
   rows[0] = keys[0] = INT64_MAX;
@@ -65,7 +68,7 @@ std::string leaf_call::rows_and_keys(int64_t* rows, int64_t* keys) {
   rows[1] = q_end - rows[0];
   keys[1] = keys[0] == INT64_MAX ? 0 : k_end - keys[0];
   if (keys[1] == 0) keys[0] = 0;
-  if (leaf.flags && state_end > leaf.state_rows) return "a rectangle's state rows reach past state_rows";
+  if ((leaf.flags & (CQSA_LEAF_STATE_IN | CQSA_LEAF_STATE_OUT)) && state_end > leaf.state_rows) return "a rectangle's state rows reach past state_rows";
   return "";
 }
 
@@ -129,7 +132,7 @@ std::string leaf_call::prepare(const cqsa_attention_leaf& from, void* memory, ui
   if (from.rects && from.num_rects <= 0) return "a leaf has a list of no rectangles";
   if (from.rects) rects.assign(from.rects, from.rects + from.num_rects);
   workspace_bytes = size;
-  for (const std::string& wrong : {bytes("workspace", memory, size), indices(), operands(), state()})
+  for (const std::string& wrong : {size ? bytes("workspace", memory, size) : "", indices(), operands(), state()})
     if (!wrong.empty()) return wrong;
   if (reinterpret_cast<uintptr_t>(memory) % 64) return "the workspace is not aligned to 64 bytes";
   if (from.rects) leaf.rects = rects.data();
@@ -145,6 +148,77 @@ std::string leaf_call::prepare(const cqsa_attention_leaf& from, void* memory, ui
   translate(leaf.state_m);
   translate(leaf.state_l);
   return "";
+}
+
+namespace {
+
+// The index arrays as a kernel of a device uses them: whatever the values are, nothing outside the operands is touched.
+struct clamped {
+  std::vector<int64_t> cu_q, cu_k, used;
+  std::vector<int32_t> pages;
+
+  static std::vector<int64_t> segments(const void* array, cqsa_dtype dtype, int64_t batch, int64_t total, int64_t longest) {
+    std::vector<int64_t> out(static_cast<size_t>(batch) + 1, 0);
+    for (size_t i = 1; i < out.size(); ++i)
+      out[i] = std::clamp(index_at(array, dtype, static_cast<int64_t>(i)), out[i - 1], std::min(total, out[i - 1] + longest));
+    return out;
+  }
+
+  explicit clamped(cqsa_attention_leaf& leaf) {
+    const int64_t batch = leaf.batch;
+    if (leaf.cu_seqlens_q) cu_q = segments(leaf.cu_seqlens_q, leaf.index_dtype, batch, leaf.total_q, leaf.seqlen_q);
+    if (leaf.cu_seqlens_k) cu_k = segments(leaf.cu_seqlens_k, leaf.index_dtype, batch, leaf.total_k, leaf.seqlen_k);
+    const int64_t columns = leaf.page_table ? (leaf.seqlen_k + leaf.page_size - 1) / leaf.page_size : 0;
+    for (int64_t b = 0; b < batch && leaf.seqused_k; ++b) {
+      const auto at = static_cast<size_t>(b);
+      const int64_t most = leaf.cu_seqlens_k ? cu_k[at + 1] - cu_k[at] : leaf.seqlen_k;
+      used.push_back(std::clamp(index_at(leaf.seqused_k, leaf.seqused_dtype, b), int64_t{0}, most));
+    }
+    for (int64_t b = 0; b < batch; ++b)
+      for (int64_t i = 0; i < columns; ++i) {
+        const int64_t used_pages = leaf.seqused_k ? (used[static_cast<size_t>(b)] + leaf.page_size - 1) / leaf.page_size : columns;
+        const int32_t id = i < used_pages ? leaf.page_table[b * leaf.page_table_stride[0] + i * leaf.page_table_stride[1]] : -1;
+        pages.push_back(id >= leaf.num_pages ? -1 : std::max(id, -1));
+      }
+    if (leaf.cu_seqlens_q) leaf.cu_seqlens_q = cu_q.data();
+    if (leaf.cu_seqlens_k) leaf.cu_seqlens_k = cu_k.data();
+    if (leaf.seqused_k) leaf.seqused_k = used.data();
+    leaf.index_dtype = leaf.seqused_dtype = CQSA_DTYPE_I64;
+    if (!leaf.page_table) return;
+    leaf.page_table = pages.data();
+    leaf.page_table_stride[0] = columns;
+    leaf.page_table_stride[1] = 1;
+  }
+};
+
+// out = 0 and lse = -inf in the rows past the last segment.
+void clear_tail(const cqsa_attention_leaf& leaf) {
+  const double nothing = -std::numeric_limits<double>::infinity();
+  const auto put = [](const cqsa_view& view, int64_t element, double value) {
+    char* at = static_cast<char*>(view.data) + element * element_bytes(view.dtype);
+    const float narrow = static_cast<float>(value);
+    if (value == 0) std::memset(at, 0, static_cast<size_t>(element_bytes(view.dtype)));
+    else if (view.dtype == CQSA_DTYPE_F64) std::memcpy(at, &value, sizeof value);
+    else std::memcpy(at, &narrow, sizeof narrow);
+  };
+  for (int64_t row = index_at(leaf.cu_seqlens_q, leaf.index_dtype, leaf.batch); row < leaf.total_q; ++row)
+    for (int64_t head = 0; head < leaf.num_heads; ++head) {
+      for (int64_t c = 0; c < leaf.head_dim_v; ++c)
+        put(leaf.out, head * leaf.out.stride[1] + row * leaf.out.stride[2] + c * leaf.out.stride[3], 0);
+      if (leaf.lse.data) put(leaf.lse, head * leaf.lse.stride[1] + row * leaf.lse.stride[2], nothing);
+    }
+}
+
+}  // namespace
+
+bool leaf_call::run(const cqsa_attention_impl& impl) const {
+  cqsa_attention_leaf now = leaf;
+  const clamped indices(now);
+  const bool tail = now.flags & CQSA_LEAF_CLEAR_TAIL;
+  now.flags &= ~static_cast<uint32_t>(CQSA_LEAF_CLEAR_TAIL);
+  if (impl.launch(nullptr, &now, workspace, workspace_bytes, nullptr, nullptr) != CQSA_OK) return false;
+  if (tail) clear_tail(now);
+  return true;
 }
 
 bool leaf_call::alive() const {

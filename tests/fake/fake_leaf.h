@@ -18,6 +18,8 @@ struct leaf_call {
   std::string prepare(const cqsa_attention_leaf& from, void* workspace, uint64_t bytes);
   // Whether everything is still allocated.
   bool alive() const;
+  // Computes on the CPU what the device would, once or, as a part of a graph, several times.
+  bool run(const cqsa_attention_impl& impl) const;
 
  private:
   struct range {

@@ -2,6 +2,7 @@
 #include "fake_stream.h"
 
 #include <chrono>
+#include <utility>
 
 namespace fake {
 
@@ -26,7 +27,7 @@ void event::wait(int64_t record) {
   changed_.wait(hold, [&] { return completed_ >= record; });
 }
 
-stream::stream(const delays& d) : delays_(d), random_(d.seed), thread_([this] { run(); }) {}
+stream::stream(const delays& d, int32_t device) : device_(device), delays_(d), random_(d.seed), thread_([this] { run(); }) {}
 
 stream::~stream() {
   {
@@ -39,13 +40,32 @@ stream::~stream() {
 
 void stream::push(std::function<void()> operation) {
   const std::lock_guard hold(lock_);
+  if (capturing_) return captured_.push_back(std::move(operation));
   queue_.push_back(std::move(operation));
   changed_.notify_all();
 }
 
-void stream::sync() {
+bool stream::sync() {
   std::unique_lock hold(lock_);
+  if (capturing_) return false;
   changed_.wait(hold, [&] { return queue_.empty() && !busy_; });
+  return true;
+}
+
+void stream::begin_capture() {
+  const std::lock_guard hold(lock_);
+  capturing_ = true;
+}
+
+bool stream::capturing() {
+  const std::lock_guard hold(lock_);
+  return capturing_;
+}
+
+graph stream::end_capture() {
+  const std::lock_guard hold(lock_);
+  capturing_ = false;
+  return std::exchange(captured_, {});
 }
 
 bool stream::idle() {

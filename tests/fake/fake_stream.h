@@ -8,6 +8,7 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <vector>
 
 namespace fake {
 
@@ -30,13 +31,22 @@ struct delays {
   uint64_t seed = 0;
 };
 
+using graph = std::vector<std::function<void()>>;
+
 class stream {
  public:
-  explicit stream(const delays& d);
+  explicit stream(const delays& d, int32_t device = 0);
   ~stream();  // finishes what is queued
+  // Queues, or while the stream is captured adds to the graph instead.
   void push(std::function<void()> operation);
-  void sync();
+  // False under capture, which does not allow it.
+  bool sync();
   bool idle();
+  int32_t device() const { return device_; }
+
+  void begin_capture();
+  bool capturing();
+  graph end_capture();
 
  private:
   void run();
@@ -44,7 +54,9 @@ class stream {
   std::mutex lock_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;
-  bool busy_ = false, closing_ = false;
+  bool busy_ = false, closing_ = false, capturing_ = false;
+  graph captured_;
+  const int32_t device_;
   delays delays_;
   std::mt19937_64 random_;
   std::thread thread_;

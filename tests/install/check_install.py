@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs a build into an empty prefix and uses it from there: by find_package, by pkg-config, and the cqsa command.
 usage: check_install.py CMAKE BUILD_DIR SOURCE_DIR"""
+import json
 import os
 import shutil
 import subprocess
@@ -34,9 +35,17 @@ def main(cmake, build, source):
             flags = run("pkg-config", "--cflags", "--libs", "cqsa", env=environment).split()
             run("cc", consumer + "/consumer.c", "-o", scratch + "/by_pkg_config", *flags, "-Wl,-rpath," + os.path.dirname(pc[0]))
             run(scratch + "/by_pkg_config")
+        # A plugin works beside the library it was built with; whatever it then misses of the machine is its own affair.
+        built = os.path.exists(os.path.join(build, "lib", "libcqsa_cuda.so"))
+        if os.path.exists(os.path.join(os.path.dirname(pc[0]), "..", "libcqsa_cuda.so")) != built:
+            sys.exit(f"libcqsa_cuda.so is {'not ' if built else ''}installed beside libcqsa.so")
         tool = os.path.join(prefix, "bin", "cqsa")
         if os.path.exists(tool):
-            run(tool, "doctor")
+            environment = {name: value for name, value in os.environ.items() if name != "CQSA_BACKEND_PATH"}
+            run(tool, "doctor", env=environment)
+            states = {b["name"]: b["state"] for b in json.loads(run(tool, "doctor", "--json", env=environment))["backends"]}
+            if built and states["cuda"] in ("not found", "load failed", "abi mismatch"):
+                sys.exit(f"the installed CUDA plugin is {states['cuda']}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """cqsa bench attention, and benchmarks/plot.py on what it prints."""
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -93,3 +94,14 @@ def test_plot_of_bad_results(tmp_path, text, words):
     done = plot(tmp_path / "bad.jsonl")
     assert done.returncode == 1 and words in done.stderr and done.stderr.count("\n") == 1
     assert plot(tmp_path / "absent.jsonl").returncode == 1
+
+
+@pytest.mark.skipif(not os.environ.get("CQSA_TEST_PLUGIN_DIR"), reason="no fake device was built")
+def test_operands_on_a_device(run):
+    environment = {**os.environ, "CQSA_BACKEND_PATH": os.environ["CQSA_TEST_PLUGIN_DIR"]}
+    arguments = ("bench", "attention", "--seqlen", "64", "--heads", "2", "--head-dim", "32", "--dtype", "f32", "--runs", "1",
+                 "--backend", "fake", "--operands", "device,pinned,pageable")
+    cells = [line for line in json_lines(run(*arguments, "--json-lines", env=environment).stdout) if line["record"] == "bench"]
+    assert [cell["operands"] for cell in cells] == ["device", "pinned", "pageable"] and all(cell["seconds"] > 0 for cell in cells)
+    assert cells[0]["schedule"] == "direct"
+    assert "  device  " in run(*arguments, env=environment).stdout

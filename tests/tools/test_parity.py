@@ -184,3 +184,42 @@ def test_a_device_backend(run):
     # A device has no direct schedule for segments and pages of the host, and no stream for f64; "all" leaves them out and says so.
     skipped = [line for line in lines if line["record"] == "trial" and line.get("skipped")]
     assert len(skipped) == lines[-1]["skipped"] > 0 and all(line["failure"].startswith("no ") and line["budget"] == 0 for line in skipped)
+
+
+FAKE = {**os.environ, "CQSA_BACKEND_PATH": os.environ.get("CQSA_TEST_PLUGIN_DIR", "")}
+on_the_fake = pytest.mark.skipif(not os.environ.get("CQSA_TEST_PLUGIN_DIR"), reason="no fake device was built")
+
+
+@on_the_fake
+@pytest.mark.parametrize("memory", ["device", "pinned", "kv_pinned", "kv_pageable"])
+def test_operands_in_the_memory_of_a_device(run, memory):
+    done = run("parity", "--problems", "smoke", "--backend", "fake", "--memory", memory, "--json", env=FAKE)
+    lines = json_lines(done.stdout)
+    assert lines[-1]["runs"] >= 60 and lines[-1]["failures"] == 0
+    assert all(f"memory={memory}" in line["problem"] for line in lines if line["record"] == "trial")
+
+
+@on_the_fake
+def test_every_place_of_operands(run):
+    line = "seqlen=80 dtype=f16 layout=gapped mask=bhqk schedule=direct budget=none,least memory=all,all_kv"
+    done = run("parity", "--problem", line, "--backend", "fake", "--speed", "--json", env=FAKE)
+    trials = [x for x in json_lines(done.stdout) if x["record"] == "trial"]
+    assert len(trials) == 2 * 6 and all(x["pass"] and x["seconds"] > 0 for x in trials)
+    listed = run("parity", "--problem", line, "--list").stdout
+    assert listed.count("memory=device") == listed.count("memory=kv_pinned") == 2 and "memory=all" not in listed
+
+
+@on_the_fake
+def test_the_place_is_part_of_a_reproducer(run):
+    done = run("parity", "--problem", "seqlen=20 tolerance=0", "--memory", "device", "--backend", "fake", status=2, env=FAKE)
+    reproducer = next(line for line in done.stdout.splitlines() if "reproduce: " in line)
+    assert "memory=device" in reproducer and "--backend fake" in reproducer
+
+
+def test_a_host_has_one_memory(run):
+    done = run("parity", "--problem", "seqlen=20 memory=all", "--backend", "cpu")
+    assert done.stdout.splitlines()[-1] == "1 problems, 1 runs, 2 skipped, 0 failures: PASS"
+    done = run("parity", "--problem", "seqlen=20 memory=device", "--backend", "cpu", status=2)
+    assert "computes in host memory" in done.stdout
+    done = run("parity", "--problem", "seqlen=20 memory=attic", status=1)
+    assert "memory=attic: one of pageable, pinned, device, kv_pageable, kv_pinned is wanted" in done.stderr

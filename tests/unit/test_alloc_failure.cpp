@@ -352,6 +352,7 @@ cqsa_backend_v1 calm_backend() {
   CALM(device_properties), CALM(device_alloc), CALM(device_free), CALM(pinned_alloc), CALM(pinned_free);
   CALM(stream_create), CALM(stream_destroy), CALM(stream_sync), CALM(event_create), CALM(event_destroy);
   CALM(event_record), CALM(event_sync), CALM(stream_wait), CALM(copy), CALM(merge);
+  CALM(stream_query), CALM(stream_alloc), CALM(stream_free), CALM(pointer_query);
 #undef CALM
   return out;
 }
@@ -371,6 +372,41 @@ TEST_CASE("plans and runs of a device survive every failing allocation") {
     small_problem p(schedule);
     exhaust("plan and run on a device", [&] { return plan_and_run(context, p); });
   }
+  context->backend = real_backend;
+  cqsa_context_destroy(context);
+}
+
+TEST_CASE("a queued run on a device allocates no host memory") {
+  cqsa_context* const context = make_context("fake", 2);
+  REQUIRE(context);
+  real_backend = context->backend;
+  const cqsa_attention_impl impls[] = {calm_implementation<0>(), calm_implementation<1>()};
+  cqsa_backend_v1 backend = calm_backend();
+  backend.attention = impls;
+  context->backend = &backend;
+  small_problem p;
+  std::vector<float>* const data[] = {&p.q, &p.k, &p.v, &p.out, &p.lse};
+  for (int i = 0; i < 5; ++i) {
+    const uint64_t bytes = data[i]->size() * sizeof(float);
+    REQUIRE(backend.device_alloc(context->device, bytes, &p.tensors[i].data) == CQSA_OK);
+    p.tensors[i].device_type = backend.device_type;
+    REQUIRE(backend.copy(context->device, p.tensors[i].data, data[i]->data(), bytes, CQSA_COPY_TO_DEVICE, nullptr) == CQSA_OK);
+  }
+  p.params.memory_q = p.params.memory_kv = p.params.memory_out = CQSA_MEMORY_DEVICE;
+  cqsa_plan* plan = nullptr;
+  REQUIRE(cqsa_attention_plan_create(context, &p.params, &plan) == CQSA_OK);
+  const cqsa_attention_args args = p.args();
+  failing::arm(1, true);
+  const cqsa_status status = cqsa_attention_execute(plan, &args, nullptr);
+  const bool hit = failing::disarm();
+  CHECK(status == CQSA_OK);
+  CHECK(!hit);
+  REQUIRE(backend.copy(context->device, p.out.data(), p.tensors[3].data, p.out.size() * sizeof(float), CQSA_COPY_TO_HOST, nullptr) == CQSA_OK);
+  REQUIRE(backend.copy(context->device, p.lse.data(), p.tensors[4].data, p.lse.size() * sizeof(float), CQSA_COPY_TO_HOST, nullptr) == CQSA_OK);
+  CHECK(backend.stream_sync(context->device, nullptr) == CQSA_OK);
+  CHECK(p.right());
+  for (const cqsa_tensor& t : p.tensors) backend.device_free(context->device, t.data);
+  cqsa_plan_destroy(plan);
   context->backend = real_backend;
   cqsa_context_destroy(context);
 }

@@ -13,6 +13,71 @@ TEST_CASE("cpu: every entry agrees with the reference on random problems", "[cpu
   }
 }
 
+// Where all scores are equal every p is 1, and what rounds p has nothing to round: only the sums over values are left, so the
+// bf16 entries are held to f32 here. Scales of single values go to p: powers of two.
+TEST_CASE("cpu: products of bf16 are exact where p is", "[cpu]") {
+  int taken = 0;
+  for (uint32_t seed = 1; seed < 2500; ++seed) {
+    INFO("seed " << seed);
+    problem p = random_problem(seed);
+    if (p.leaf.q.dtype != CQSA_DTYPE_BF16) continue;
+    p.bias = tensor(), p.slopes = tensor();
+    p.q.fill([](auto...) { return 0.0; });
+    dice d(seed);
+    const double small = p.v.view.dtype == CQSA_DTYPE_I8 ? 1.0 / 64 : 1;
+    if (p.leaf.scale_v) p.v_scale.fill([&](auto...) { return d.pick({0.25, 0.5, 1.0, 2.0}) * small; });
+    run_reference(p);
+    for (const cqsa_attention_impl* impl : fast_entries(p.with(p.out, p.lse))) {
+      if (!rounds_p(*impl)) continue;
+      ++taken;
+      INFO(impl->name);
+      REQUIRE(launch(*impl, p.with(p.out, p.lse)) == CQSA_OK);
+      const std::string a = differs(p.out, p.exact_out, 3e-6 * std::max(1.0, largest_value(p)));
+      const std::string b = differs(p.lse, p.exact_lse, 3e-6);
+      if (!a.empty()) FAIL("out " << a);
+      if (!b.empty()) FAIL("lse " << b);
+    }
+  }
+  if (cqsa::cpu::this_cpu().avx512) REQUIRE(taken > 500);
+}
+
+// The tolerance rule: twice the error of the naive computation that rounds p as well, and a few ulp.
+TEST_CASE("cpu: products of bf16 are as good as naive ones", "[cpu]") {
+  for (auto [d, dv, keys, size] : {std::tuple<int, int, int, double>{64, 64, 300, 1.0}, {128, 128, 1000, 1.0}, {40, 72, 513, 3.0}, {1, 1, 33, 1.0}})
+    for (int32_t causal : {0, 2}) {
+      problem p = plain(1, 2, 1, 150, keys, d, dv, CQSA_DTYPE_BF16, 3, size);
+      p.leaf.causal = causal, p.leaf.tile_q = 256, p.leaf.tile_k = 128;
+      run_reference(p);
+      double naive2 = 0;
+      const int64_t off = keys - 150;
+      for (int64_t h = 0; h < 2; ++h)
+        for (int64_t i = 0; i < 150; ++i) {
+          const int64_t seen = causal ? std::min<int64_t>(keys, std::max<int64_t>(0, i + off + 1)) : keys;
+          std::vector<double> sum(size_t(dv), 0.0);
+          double total = 0, top = -inf;
+          std::vector<double> s(static_cast<size_t>(seen), 0.0);
+          for (int64_t j = 0; j < seen; ++j) {
+            for (int64_t c = 0; c < d; ++c) s[size_t(j)] += p.q.read(0, h, i, c) * p.k.read(0, 0, j, c) * p.leaf.softmax_scale;
+            top = std::max(top, s[size_t(j)]);
+          }
+          for (int64_t j = 0; j < seen; ++j) {
+            const double w = std::exp(s[size_t(j)] - top), rounded = cqsa::bf16_to_f32(cqsa::f32_to_bf16(float(w)));
+            total += w;
+            for (int64_t c = 0; c < dv; ++c) sum[size_t(c)] += rounded * p.v.read(0, 0, j, c);
+          }
+          for (int64_t c = 0; c < dv && seen; ++c) naive2 += std::pow(sum[size_t(c)] / total - p.exact_out.read(0, h, i, c), 2);
+        }
+      for (const cqsa_attention_impl* impl : fast_entries(CQSA_DTYPE_BF16)) {
+        REQUIRE(launch(*impl, p.with(p.out, p.lse)) == CQSA_OK);
+        double got2 = 0;
+        p.out.each([&](int64_t b, int64_t h, int64_t r, int64_t c) { got2 += std::pow(p.out.read(b, h, r, c) - p.exact_out.read(b, h, r, c), 2); });
+        const double n = double(2 * 150 * dv);
+        INFO(impl->name << " " << d << " causal " << causal << ": rms " << std::sqrt(got2 / n) << ", naive " << std::sqrt(naive2 / n));
+        REQUIRE(std::sqrt(got2 / n) <= 1.3 * std::sqrt(naive2 / n) + 4e-7 * size);
+      }
+    }
+}
+
 TEST_CASE("cpu: the reference against closed forms", "[cpu]") {
   SECTION("equal scores give the mean of the values") {
     problem p = plain(1, 1, 1, 3, 10, 4, 5, CQSA_DTYPE_F64);
@@ -113,13 +178,14 @@ TEST_CASE("cpu: the rules of section 8", "[cpu]") {
     REQUIRE(p.lse.read(0, 1, 0, 0) == 0.75);
   }
   SECTION("windows on either side, and none of it left") {
-    for (int64_t left : {-1, 0, 3, 100})
-      for (int64_t right : {-1, 0, 2})
-        for (int32_t causal : {0, 1, 2}) {
-          problem p = plain(1, 1, 1, 70, 50, 16, 16);
-          p.leaf.window_left = left, p.leaf.window_right = right, p.leaf.causal = causal, p.leaf.tile_k = 16;
-          check(p);
-        }
+    for (cqsa_dtype type : {CQSA_DTYPE_F32, CQSA_DTYPE_BF16})
+      for (int64_t left : {-1, 0, 3, 100})
+        for (int64_t right : {-1, 0, 2})
+          for (int32_t causal : {0, 1, 2}) {
+            problem p = plain(1, 1, 1, 70, 50, 16, 16, type);
+            p.leaf.window_left = left, p.leaf.window_right = right, p.leaf.causal = causal, p.leaf.tile_k = 16;
+            check(p);
+          }
   }
   SECTION("huge logits") {
     for (double size : {1e15, -1e15, 1e4}) {
@@ -137,22 +203,56 @@ TEST_CASE("cpu: the rules of section 8", "[cpu]") {
     }
   }
   SECTION("hidden keys and values may be NaN, at the edge of the causal triangle too") {
-    problem clean = plain(1, 2, 1, 70, 70, 16, 16), dirty = plain(1, 2, 1, 70, 70, 16, 16);
-    for (problem* p : {&clean, &dirty}) {
-      p->leaf.causal = CQSA_CAUSAL_TOP_LEFT, p->leaf.tile_k = 32;
-      p->mask = tensor(CQSA_DTYPE_BOOL, {1, 1, 1, 70});
-      p->mask.view.stride[1] = p->mask.view.stride[2] = 0;
-      p->mask.fill([](int64_t, int64_t, int64_t, int64_t j) { return j == 5 || j == 40 ? 0.0 : 1.0; });
-    }
-    for (int64_t j : {5, 40, 69})
-      for (int64_t c = 0; c < 16; ++c) {
-        dirty.v.write(0, 0, j, c, c % 2 ? nan64 : inf);
-        if (j < 69) dirty.k.write(0, 0, j, c, nan64);
+    for (cqsa_dtype type : {CQSA_DTYPE_F32, CQSA_DTYPE_BF16}) {
+      problem clean = plain(1, 2, 1, 70, 70, 16, 16, type), dirty = plain(1, 2, 1, 70, 70, 16, 16, type);
+      for (problem* p : {&clean, &dirty}) {
+        p->leaf.causal = CQSA_CAUSAL_TOP_LEFT, p->leaf.tile_k = 32;
+        p->mask = tensor(CQSA_DTYPE_BOOL, {1, 1, 1, 70});
+        p->mask.view.stride[1] = p->mask.view.stride[2] = 0;
+        p->mask.fill([](int64_t, int64_t, int64_t, int64_t j) { return j == 5 || j == 40 ? 0.0 : 1.0; });
       }
-    check(clean), check(dirty);
-    for (int64_t r = 0; r < 69; ++r)  // all but the one that sees key 69: the same bits
-      REQUIRE(std::memcmp(clean.out.at(0, 1, r, 0), dirty.out.at(0, 1, r, 0), 64) == 0);
-    REQUIRE(std::isnan(dirty.out.read(0, 1, 69, 1)));
+      for (int64_t j : {5, 40, 69})
+        for (int64_t c = 0; c < 16; ++c) {
+          dirty.v.write(0, 0, j, c, c % 2 ? nan64 : inf);
+          if (j < 69) dirty.k.write(0, 0, j, c, nan64);
+        }
+      check(clean), check(dirty);
+      for (const cqsa_attention_impl* impl : fast_entries(type)) {
+        REQUIRE(launch(*impl, clean.with(clean.out, clean.lse)) == CQSA_OK);
+        REQUIRE(launch(*impl, dirty.with(dirty.out, dirty.lse)) == CQSA_OK);
+        for (int64_t r = 0; r < 69; ++r)  // all but the one that sees key 69: the same bits
+          REQUIRE(std::memcmp(clean.out.at(0, 1, r, 0), dirty.out.at(0, 1, r, 0), 64) == 0);
+        REQUIRE(std::isnan(dirty.out.read(0, 1, 69, 1)));
+      }
+    }
+  }
+  SECTION("hidden scales may be NaN") {
+    for (cqsa_dtype type : {CQSA_DTYPE_E4M3FN, CQSA_DTYPE_E5M2, CQSA_DTYPE_I8}) {
+      problem clean = plain(1, 1, 1, 40, 40, 64, 64, CQSA_DTYPE_BF16), dirty = plain(1, 1, 1, 40, 40, 64, 64, CQSA_DTYPE_BF16);
+      for (problem* p : {&clean, &dirty}) {
+        p->leaf.causal = CQSA_CAUSAL_TOP_LEFT;
+        const bool grouped = type == CQSA_DTYPE_I8;
+        p->leaf.scale_k = p->leaf.scale_v = grouped ? CQSA_SCALE_GROUP : CQSA_SCALE_TOKEN, p->leaf.kv_group = grouped ? 32 : 0;
+        dice d(5);
+        for (tensor* x : {&p->k, &p->v}) {
+          *x = tensor(type, {1, 1, 40, 64});
+          x->fill([&](auto...) { return grouped ? double(d.upto(254) - 127) : d.normal(); });
+        }
+        for (tensor* x : {&p->k_scale, &p->v_scale}) {
+          *x = grouped ? tensor(CQSA_DTYPE_F16, {1, 1, 40, 2}) : tensor(CQSA_DTYPE_F32, {1, 1, 40, 1});
+          x->fill([&](auto...) { return (0.5 + double(d.upto(9)) / 10) * (grouped ? 0.01 : 1); });
+        }
+      }
+      for (tensor* x : {&dirty.k_scale, &dirty.v_scale})
+        for (int64_t c = 0; c < x->shape[3]; ++c) x->write(0, 0, 39, c, nan64);
+      check(clean), check(dirty);
+      for (const cqsa_attention_impl* impl : fast_entries(clean.with(clean.out, clean.lse))) {
+        REQUIRE(launch(*impl, clean.with(clean.out, clean.lse)) == CQSA_OK);
+        REQUIRE(launch(*impl, dirty.with(dirty.out, dirty.lse)) == CQSA_OK);
+        REQUIRE(std::memcmp(clean.out.at(0, 0, 0, 0), dirty.out.at(0, 0, 0, 0), 39 * 64 * 4) == 0);
+        REQUIRE(std::isnan(dirty.out.read(0, 0, 39, 1)));
+      }
+    }
   }
   SECTION("a logit that is really -inf hides its key") {
     problem p = plain(1, 1, 1, 4, 6, 8, 8);
@@ -174,8 +274,10 @@ TEST_CASE("cpu: the rules of section 8", "[cpu]") {
   SECTION("head dims from 1 to 576") {
     for (auto [d, dv] : {std::pair<int, int>{1, 1}, {2, 5}, {31, 33}, {64, 64}, {65, 64}, {96, 96}, {128, 128}, {192, 128},
                          {256, 256}, {576, 512}, {576, 511}}) {
-      problem p = plain(1, 2, 1, 20, 37, d, dv);
-      check(p);
+      for (cqsa_dtype type : {CQSA_DTYPE_F32, CQSA_DTYPE_BF16}) {
+        problem p = plain(1, 2, 1, 20, 37, d, dv, type);
+        check(p);
+      }
     }
   }
   SECTION("offsets beyond 32 bits") {
@@ -221,6 +323,15 @@ TEST_CASE("cpu: what probe declines", "[cpu]") {
   }
   problem p = plain(1, 1, 1, 2, 2, 4, 4);
   cqsa_attention_leaf leaf = p.with(p.out, p.lse);
+  for (const cqsa_attention_impl* impl : fast_entries(CQSA_DTYPE_BF16))
+    if (rounds_p(*impl)) {  // f32 and f16 are never narrowed
+      char reason[128] = "";
+      REQUIRE(impl->probe(&leaf, reason, sizeof reason) == CQSA_ERROR_UNSUPPORTED);
+      REQUIRE(std::string(reason) == "q must be bf16: f32 and f16 are not narrowed");
+      leaf.q.dtype = CQSA_DTYPE_BF16, leaf.k.dtype = CQSA_DTYPE_F16;
+      REQUIRE(impl->probe(&leaf, reason, sizeof reason) == CQSA_ERROR_UNSUPPORTED);
+      leaf.q.dtype = leaf.k.dtype = CQSA_DTYPE_F32;
+    }
   REQUIRE(reference().probe(&leaf, nullptr, 0) == CQSA_OK);
   leaf.flags = CQSA_LEAF_STATE_IN;
   REQUIRE(reference().probe(&leaf, nullptr, 0) == CQSA_ERROR_UNSUPPORTED);
@@ -254,29 +365,30 @@ bool same_bits(const problem& p, const tensor& out, const tensor& lse) {
 }  // namespace
 
 TEST_CASE("cpu: state in and out", "[cpu]") {
-  for (const cqsa_attention_impl* impl : fast_entries())
-    for (int32_t causal : {0, 2})
-      for (int64_t step : {17, 32, 64, 1000}) {
-        INFO(impl->name << " causal " << causal << " step " << step);
-        problem p = plain(2, 6, 2, 21, 130, 24, 20);
-        p.leaf.causal = causal, p.leaf.tile_k = 32, p.leaf.tile_q = 16;
-        p.sinks = tensor(CQSA_DTYPE_F32, {1, 6, 1, 1});
-        p.sinks.fill([](int64_t, int64_t h, int64_t, int64_t) { return double(h) - 3; });
-        run_reference(p);
-        run_by_state(*impl, p, step, false);
-        REQUIRE(differs(p.out, p.exact_out, 1e-5).empty());
-        REQUIRE(differs(p.lse, p.exact_lse, 1e-5).empty());
-        const std::vector<char> out = p.out.memory, lse = p.lse.memory;
-        run_by_state(*impl, p, step, true);
-        REQUIRE((p.out.memory == out && p.lse.memory == lse));
-        if (step % 32) continue;
-        REQUIRE(launch(*impl, p.with(p.out, p.lse)) == CQSA_OK);  // cut at tile borders: the bits of one call
-        REQUIRE((p.out.memory == out && p.lse.memory == lse));
-      }
+  for (cqsa_dtype type : {CQSA_DTYPE_F32, CQSA_DTYPE_BF16})
+    for (const cqsa_attention_impl* impl : fast_entries(type))
+      for (int32_t causal : {0, 2})
+        for (int64_t step : {17, 32, 64, 1000}) {
+          INFO(impl->name << " causal " << causal << " step " << step);
+          problem p = plain(2, 6, 2, 21, 130, 24, 20, type);
+          p.leaf.causal = causal, p.leaf.tile_k = 32, p.leaf.tile_q = 16;
+          p.sinks = tensor(CQSA_DTYPE_F32, {1, 6, 1, 1});
+          p.sinks.fill([](int64_t, int64_t h, int64_t, int64_t) { return double(h) - 3; });
+          run_reference(p);
+          run_by_state(*impl, p, step, false);
+          REQUIRE(differs(p.out, p.exact_out, allowed_error(*impl, p, 1e-5)).empty());
+          REQUIRE(differs(p.lse, p.exact_lse, 1e-5).empty());
+          const std::vector<char> out = p.out.memory, lse = p.lse.memory;
+          run_by_state(*impl, p, step, true);
+          REQUIRE((p.out.memory == out && p.lse.memory == lse));
+          if (step % 32) continue;
+          REQUIRE(launch(*impl, p.with(p.out, p.lse)) == CQSA_OK);  // cut at tile borders: the bits of one call
+          REQUIRE((p.out.memory == out && p.lse.memory == lse));
+        }
 }
 
 TEST_CASE("cpu: bits depend on neither workers nor tiles of queries nor neighbours", "[cpu]") {
-  for (const cqsa_attention_impl* impl : fast_entries())
+  for (const cqsa_attention_impl* impl : fast_entries(CQSA_DTYPE_BF16))
     for (int32_t causal : {0, 1, 2}) {
       INFO(impl->name << " causal " << causal);
       problem p = plain(2, 4, 2, 150, 300, 40, 24, CQSA_DTYPE_BF16);
@@ -291,7 +403,7 @@ TEST_CASE("cpu: bits depend on neither workers nor tiles of queries nor neighbou
         REQUIRE(launch(*impl, p.with(out, lse), &exec) == CQSA_OK);
         REQUIRE(same_bits(p, out, lse));
       }
-      for (int64_t tile_q : {1, 16, 48, 128}) {
+      for (int64_t tile_q : {1, 16, 48, 128, 256}) {
         cqsa_attention_leaf other = p.with(out, lse);
         other.tile_q = tile_q;
         std::fill(out.memory.begin(), out.memory.end(), 0);
@@ -310,12 +422,12 @@ TEST_CASE("cpu: bits depend on neither workers nor tiles of queries nor neighbou
 }
 
 TEST_CASE("cpu: progress, cancellation and failing executors", "[cpu]") {
-  std::vector<const cqsa_attention_impl*> all = fast_entries();
+  std::vector<const cqsa_attention_impl*> all = fast_entries(CQSA_DTYPE_BF16);
   all.push_back(&reference());
   for (const cqsa_attention_impl* impl : all) {
     INFO(impl->name);
     for (int causal : {0, 2}) {
-      problem p = plain(2, 4, 2, 70, 90, 16, 16);
+      problem p = plain(2, 4, 2, 70, 90, 16, 16, CQSA_DTYPE_BF16);
       p.leaf.causal = causal;
       p.cu_q = {0, 30, 70}, p.cu_k = {0, 50, 90};
       cqsa_attention_leaf leaf = p.with(p.out, p.lse);
@@ -334,32 +446,61 @@ TEST_CASE("cpu: progress, cancellation and failing executors", "[cpu]") {
   }
 }
 
+#if defined(CQSA_TEST_AMX_MODEL)
+TEST_CASE("cpu: the caller's thread is left without tile state", "[cpu]") {
+  if (!cqsa::cpu::this_cpu().avx512) return;
+  problem p = plain(1, 2, 2, 70, 90, 16, 16, CQSA_DTYPE_BF16);
+  REQUIRE(launch(amx_model, p.with(p.out, p.lse)) == CQSA_OK);
+  REQUIRE(cqsa::cpu::model_tiles_released());
+  counter stop;
+  stop.stop_at = 1;
+  const cqsa_exec exec{&stop, run_threads, count_poll, 1};
+  REQUIRE(launch(amx_model, p.with(p.out, p.lse), &exec) == CQSA_ERROR_CANCELLED);
+  REQUIRE(cqsa::cpu::model_tiles_released());
+
+  // A progress function that itself computes attention on this thread, in the middle of a unit.
+  problem inner = plain(1, 1, 1, 20, 30, 16, 16, CQSA_DTYPE_BF16), outer = plain(1, 1, 1, 20, 1300, 16, 16, CQSA_DTYPE_BF16);
+  outer.leaf.tile_k = 16;
+  REQUIRE(launch(amx_model, outer.with(outer.out, outer.lse)) == CQSA_OK);
+  const std::vector<char> alone = outer.out.memory;
+  const cqsa_exec nested{&inner, run_threads, [](void* user, int64_t) {
+    problem& x = *static_cast<problem*>(user);
+    REQUIRE(cqsa::cpu::model_tiles_released());
+    REQUIRE(launch(amx_model, x.with(x.out, x.lse)) == CQSA_OK);
+    return int32_t(0);
+  }, 1};
+  REQUIRE(launch(amx_model, outer.with(outer.out, outer.lse), &nested) == CQSA_OK);
+  REQUIRE(outer.out.memory == alone);
+}
+#endif
+
 TEST_CASE("cpu: tiles and workspace", "[cpu]") {
-  for (const cqsa_attention_impl* impl : fast_entries())
-    for (int invariant : {0, 1})
-      for (int64_t n : {1, 5, 100, 8192}) {
-        INFO(impl->name << " " << n);
-        problem p = plain(1, 2, 1, 1, 1, 64, 64);
-        p.leaf.seqlen_q = p.leaf.seqlen_k = n;
-        p.leaf.batch_invariant = invariant;
-        cqsa_attention_leaf leaf = p.with(p.out, p.lse);
-        cqsa_leaf_tile tiles[16];
-        const int32_t count = impl->tiles(&leaf, tiles, 16);
-        REQUIRE(count >= 1);
-        uint64_t last = UINT64_MAX;
-        for (int32_t i = 0; i < count; ++i) {
-          leaf.tile_q = tiles[i].tile_q, leaf.tile_k = tiles[i].tile_k;
-          const uint64_t bytes = impl->workspace(&leaf, 1);
-          REQUIRE(bytes < last);
-          REQUIRE(impl->workspace(&leaf, 3) == 3 * bytes);
-          REQUIRE((tiles[i].efficiency > 0 && tiles[i].efficiency <= 1));
-          if (invariant) REQUIRE(tiles[i].tile_k == tiles[0].tile_k);
-          last = bytes;
+  for (cqsa_dtype type : {CQSA_DTYPE_F32, CQSA_DTYPE_BF16})
+    for (const cqsa_attention_impl* impl : fast_entries(type))
+      for (int invariant : {0, 1})
+        for (int64_t n : {1, 5, 100, 8192}) {
+          INFO(impl->name << " " << n);
+          problem p = plain(1, 2, 1, 1, 1, 64, 64, type);
+          p.leaf.seqlen_q = p.leaf.seqlen_k = n;
+          p.leaf.batch_invariant = invariant;
+          cqsa_attention_leaf leaf = p.with(p.out, p.lse);
+          cqsa_leaf_tile tiles[16];
+          const int32_t count = impl->tiles(&leaf, tiles, 16);
+          REQUIRE(count >= 1);
+          uint64_t last = UINT64_MAX;
+          for (int32_t i = 0; i < count; ++i) {
+            leaf.tile_q = tiles[i].tile_q, leaf.tile_k = tiles[i].tile_k;
+            const uint64_t bytes = impl->workspace(&leaf, 1);
+            REQUIRE(bytes < last);
+            REQUIRE(impl->workspace(&leaf, 3) == 3 * bytes);
+            REQUIRE((tiles[i].efficiency > 0 && tiles[i].efficiency <= 1));
+            if (invariant) REQUIRE(tiles[i].tile_k == tiles[0].tile_k);
+            last = bytes;
+          }
+          REQUIRE(last < 100 * 1024);
+          if (!invariant) REQUIRE(last < 32 * 1024);
+          REQUIRE(impl->launch(nullptr, &leaf, nullptr, 0, nullptr, nullptr) == CQSA_ERROR_WORKSPACE);
         }
-        REQUIRE(last < 100 * 1024);
-        if (!invariant) REQUIRE(last < 32 * 1024);
-        REQUIRE(impl->launch(nullptr, &leaf, nullptr, 0, nullptr, nullptr) == CQSA_ERROR_WORKSPACE);
-      }
 }
 
 TEST_CASE("cpu: merge", "[cpu]") {

@@ -54,17 +54,20 @@ outcome run(operands& o, const cqsa_attention_params& p, cqsa_attention_args* ow
     cqsa_attention_args args = own_args ? *own_args : o.args();
     args.info = &r.info;
     r.status = cqsa_attention_execute(plan, &args, nullptr);
+    fake().stream_sync(nullptr);  // enqueue mode does not wait
   }
   if (r.status != CQSA_OK) r.error = cqsa_last_error();
   cqsa_plan_destroy(plan);
   return r;
 }
 
-// The number after "is" at the end of the message of a budget that is too small.
+// The number after "is" at the end of the message of a budget that is too small; 1 where nothing is needed.
 uint64_t least_budget(const cqsa_attention_params& wanted) {
   cqsa_attention_params p = wanted;
   p.max_device_bytes = 1;
-  REQUIRE(cqsa_attention_query(device_context(), &p) == CQSA_ERROR_BUDGET_TOO_SMALL);
+  const cqsa_status status = cqsa_attention_query(device_context(), &p);
+  if (status == CQSA_OK) return 1;
+  REQUIRE(status == CQSA_ERROR_BUDGET_TOO_SMALL);
   const std::string text = cqsa_last_error();
   return std::strtoull(text.c_str() + text.rfind(' '), nullptr, 10);
 }
@@ -205,7 +208,7 @@ TEST_CASE("the least budget that a refusal states is the least", "[device]") {
     p.max_device_bytes = least_budget(p);
     INFO("seed " << seed << " schedule " << p.schedule << " least " << p.max_device_bytes);
     CHECK(cqsa_attention_query(device_context(), &p) == CQSA_OK);
-    --p.max_device_bytes;
+    if (--p.max_device_bytes == 0) continue;
     CHECK(cqsa_attention_query(device_context(), &p) == CQSA_ERROR_BUDGET_TOO_SMALL);
   }
 }

@@ -24,7 +24,7 @@ constexpr double kPeakSeconds = 1;
 // Lists with commas, each the values of one key of the problem line.
 struct bench_options {
   std::string seqlen = "1024,4096", heads = "8", kv_heads, head_dim = "64,128", dtype = "f32,bf16", causal = "none", batch = "1",
-              memory = "none", schedule = "auto", threads = "0", backend = "auto";
+              memory = "none", schedule = "auto", threads = "0", backend = "auto", operands;
   int runs = 5;
   bool json_lines = false, peak = false;
 };
@@ -50,6 +50,7 @@ grid cells_of(const bench_options& o) {
       {"causal", &o.causal}, {"seqlen", &o.seqlen},   {"schedule", &o.schedule}, {"budget", &o.memory}};
   for (const auto& [key, values] : axes) lines = times(lines, key, *values);
   if (!o.kv_heads.empty()) lines = times(lines, "kv_heads", o.kv_heads);
+  if (!o.operands.empty()) lines = times(lines, "memory", o.operands);
   for (const problem_line& line : lines) parse_problem(line);  // all of it is understood before anything runs
   return lines;
 }
@@ -100,7 +101,7 @@ class bench_output {
 
  private:
   static constexpr const char* kHeader =
-      "type       D  batch  heads    seqlen  causal        schedule   budget      peak memory  threads         time   GFLOP/s   of peak   max abs error\n";
+      "type       D  batch  heads    seqlen  causal        schedule   operands     budget      peak memory  threads         time   GFLOP/s   of peak   max abs error\n";
 
   static void print(const nlohmann::ordered_json& json) {
     fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
@@ -113,10 +114,16 @@ class bench_output {
       fmt::print("FMA peak of {} threads, {}: {:.1f} GFLOP/s\n", threads, fma_peak_isa(), flops * 1e-9);
   }
 
+  static std::string operands_of(const trial_report& trial) {
+    const std::string* memory = trial.line.find("memory");
+    return memory ? *memory : memory_choice{}.name;
+  }
+
   void cell_json(const trial_report& trial, int32_t threads, double peak) const {
     nlohmann::ordered_json json = trial.json();
     json["record"] = "bench";
     json["threads"] = threads;
+    json["operands"] = operands_of(trial);
     for (const char* key : {"dtype", "causal"}) json[key] = *trial.line.find(key);
     const problem_spec spec = parse_problem(trial.line);
     json.update({{"batch", spec.params.batch}, {"heads", spec.params.num_heads}, {"kv_heads", spec.params.num_kv_heads},
@@ -133,8 +140,8 @@ class bench_output {
                                   ? key("heads")
                                   : fmt::format("{}/{}", spec.params.num_heads, spec.params.num_kv_heads);
     const bool timed = trial.seconds > 0;
-    fmt::print("{:<6} {:>5} {:>6} {:>6} {:>9}  {:<12}  {:<9}  {:<10} {:>12} {:>8} {:>12} {:>9} {:>9}   {:.1e}\n", key("dtype"), key("head_dim"),
-               key("batch"), heads, key("seqlen"), key("causal"), trial.schedule, key("budget"), bytes_text(static_cast<double>(trial.peak)),
+    fmt::print("{:<6} {:>5} {:>6} {:>6} {:>9}  {:<12}  {:<9}  {:<11}  {:<10} {:>12} {:>8} {:>12} {:>9} {:>9}   {:.1e}\n", key("dtype"),
+               key("head_dim"), key("batch"), heads, key("seqlen"), key("causal"), trial.schedule, operands_of(trial), key("budget"), bytes_text(static_cast<double>(trial.peak)),
                threads, timed ? seconds_text(trial.seconds) : "-", timed ? fmt::format("{:.1f}", trial.rate() * 1e-9) : "-",
                timed && peak > 0 ? fmt::format("{:.1f} %", 100 * trial.rate() / peak) : "-", trial.check.max_abs);
   }
@@ -161,7 +168,7 @@ int run_bench(const bench_options& options) {
     output.begin(count, peak);
     for (const problem_line& cell : cells) {
       problem_trials trials(context.get(), cell, count);
-      output.cell(trials.run(trials.spec().schedules[0], trials.spec().budgets[0], &speed), count, peak);
+      output.cell(trials.run(trials.spec().memories[0], trials.spec().schedules[0], trials.spec().budgets[0], &speed), count, peak);
     }
   }
   return output.status();
@@ -182,6 +189,7 @@ void add_bench(CLI::App& app, int& status) {
   command.add_option("--causal", options->causal, "none (default), top_left, bottom_right")->type_name("LIST");
   command.add_option("--batch", options->batch, "sequences; default 1")->type_name("LIST");
   command.add_option("--memory", options->memory, "budgets: none (default), least, half, or sizes as 64MiB")->type_name("LIST");
+  command.add_option("--operands", options->operands, "where they are: pageable (default), pinned, device, kv_pinned, kv_pageable")->type_name("LIST");
   command.add_option("--schedule", options->schedule, "auto (default), direct, stream, cqs, cqs:7:1")->type_name("LIST");
   command.add_option("--threads", options->threads, "host threads; default 0: one per core")->type_name("LIST");
   command.add_option("--backend", options->backend, "auto, cpu, cuda or hip")->type_name("NAME");

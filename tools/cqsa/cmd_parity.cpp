@@ -24,7 +24,7 @@ namespace {
 constexpr std::size_t kLongestFile = 10'000'000;
 
 struct parity_options {
-  std::string op = "attention", problems, backend = "auto", report;
+  std::string op = "attention", problems, backend = "auto", report, memory;
   std::vector<std::string> lines;
   uint64_t seed = 1;
   int32_t threads = 0;
@@ -45,22 +45,28 @@ std::vector<problem_line> read_problems(const parity_options& options) {
   return parse_problem_file({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()}, name);
 }
 
-// Lines without a seed get different ones, so that no two problems share their data.
-std::vector<problem_line> seeded(std::vector<problem_line> lines, uint64_t seed) {
-  for (std::size_t i = 0; i < lines.size(); ++i)
-    if (!lines[i].find("seed")) lines[i].set("seed", std::to_string(seed + i));
+// Lines without a seed get different ones, so that no two problems share their data. --memory replaces what lines say.
+std::vector<problem_line> completed(std::vector<problem_line> lines, const parity_options& options) {
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    if (!lines[i].find("seed")) lines[i].set("seed", std::to_string(options.seed + i));
+    if (!options.memory.empty()) lines[i].set("memory", options.memory);
+    parse_problem(lines[i]);
+  }
   return lines;
 }
 
 void list_runs(const std::vector<problem_line>& lines) {
   for (problem_line line : lines) {
     const problem_spec spec = parse_problem(line);
-    for (const schedule_choice& schedule : spec.schedules)
-      for (const std::string& budget : spec.budgets) {
-        line.set("schedule", schedule.name);
-        line.set("budget", budget);
-        fmt::print("{}\n", line.text());
-      }
+    const bool has_memory = line.find("memory");
+    for (const memory_choice& memory : spec.memories)
+      for (const schedule_choice& schedule : spec.schedules)
+        for (const std::string& budget : spec.budgets) {
+          if (has_memory) line.set("memory", memory.name);
+          line.set("schedule", schedule.name);
+          line.set("budget", budget);
+          fmt::print("{}\n", line.text());
+        }
   }
 }
 
@@ -141,18 +147,19 @@ void run_problem(cqsa_context* context, const problem_line& line, const parity_o
     return output.add(failed(line, error.what()));
   }
   bool ran = false;
-  for (const schedule_choice& schedule : trials->spec().schedules)
-    for (const std::string& budget : trials->spec().budgets) {
-      const trial_report report = trials->run(schedule, budget, options.speed ? &speed : nullptr);
-      ran |= !report.skipped;
-      output.add(report);
-    }
+  for (const memory_choice& memory : trials->spec().memories)
+    for (const schedule_choice& schedule : trials->spec().schedules)
+      for (const std::string& budget : trials->spec().budgets) {
+        const trial_report report = trials->run(memory, schedule, budget, options.speed ? &speed : nullptr);
+        ran |= !report.skipped;
+        output.add(report);
+      }
   if (!ran) output.add(failed(line, "the backend has no schedule for this problem"));
 }
 
 int run_parity(const parity_options& options) {
   if (options.op != "attention") throw std::runtime_error(fmt::format("--op \"{}\": attention is wanted", options.op));
-  const std::vector<problem_line> lines = seeded(read_problems(options), options.seed);
+  const std::vector<problem_line> lines = completed(read_problems(options), options);
   if (options.list) {
     list_runs(lines);
     return kExitOk;
@@ -173,6 +180,7 @@ void add_parity(CLI::App& app, int& status) {
   command.add_option("--problems", options->problems, "smoke (default), ci, gpu, all, or a file with a problem on each line")->type_name("SET");
   command.add_option("--problem", options->lines, "one problem: 'key=value key=value ..'; may be given again")->type_name("LINE");
   command.add_option("--backend", options->backend, "auto, cpu, cuda, hip or the name of a plugin")->type_name("NAME");
+  command.add_option("--memory", options->memory, "where operands are: pageable, pinned, device, kv_pinned, kv_pageable, all, all_kv")->type_name("LIST");
   command.add_option("--threads", options->threads, "host threads; default: one per core")->check(CLI::NonNegativeNumber);
   command.add_option("--seed", options->seed, "seed of the first problem that has none; the next ones follow on")->type_name("N");
   command.add_option("--report", options->report, "also write all results, with versions and machine, as text")->type_name("FILE");

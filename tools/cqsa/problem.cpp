@@ -97,6 +97,22 @@ schedule_choice schedule_of(const std::string& value) {
   return choice;
 }
 
+std::vector<memory_choice> memories_of(const std::string& key, const std::string& value) {
+  std::vector<memory_choice> choices;
+  const memory_choice device{"device", memory_place::device, true}, pinned{"pinned", memory_place::pinned, true}, pageable;
+  const memory_choice kv_pinned{"kv_pinned", memory_place::kv_pinned, true}, kv_pageable{"kv_pageable", memory_place::kv_pageable, true};
+  for (const std::string& name : split(value, ',')) {
+    if (name == "all") choices.insert(choices.end(), {device, pinned, pageable});
+    if (name == "all_kv") choices.insert(choices.end(), {kv_pinned, kv_pageable, pageable});
+    if (name == "all" || name == "all_kv") continue;
+    choices.push_back({name, one_of<memory_place>(key, name, {{"pageable", memory_place::pageable}, {"pinned", memory_place::pinned},
+                                                              {"device", memory_place::device}, {"kv_pageable", memory_place::kv_pageable},
+                                                              {"kv_pinned", memory_place::kv_pinned}}),
+                       false});
+  }
+  return choices;
+}
+
 void set_window(const std::string&, const std::string& value, problem_spec& spec) {
   const auto [left, right] = parse_pair(value);
   spec.params.flags |= CQSA_ATTENTION_WINDOW;
@@ -187,6 +203,7 @@ constexpr key_meaning kKeys[] = {
          if (budget != "none" && budget != "least" && budget != "half" && parse_bytes(budget) == 0)
            refuse(k, v, "none, least, half or a size");
      }},
+    {"memory", [](text k, text v, problem_spec& s) { s.memories = memories_of(k, v); }},
     {"rows", [](text k, text v, problem_spec& s) { s.rows = integer(k, v, 0, kMostTokens); }},
     {"seed", [](text k, text v, problem_spec& s) { s.seed = whole_number(k, v); }},
     {"tolerance", [](text k, text v, problem_spec& s) { s.tolerance = real(k, v); }},
@@ -227,6 +244,7 @@ void complete(problem_spec& s, const problem_line& line) {
   }
   if (s.schedules.empty()) s.schedules.push_back({});
   if (s.budgets.empty()) s.budgets.push_back("none");
+  if (s.memories.empty()) s.memories.push_back({});
 }
 
 // What would stop the generator; all else the library checks.

@@ -43,6 +43,21 @@ struct schedule_choice {
   bool optional = false;  // from "all": a backend that has no such schedule for the problem may leave it out
 };
 
+// Where the operands and results are.
+enum class memory_place {
+  pageable,     // ordinary host memory
+  pinned,       // host memory that the device's driver has page-locked
+  device,       // memory of the device
+  kv_pageable,  // on the device, but keys, values and their scales in ordinary host memory
+  kv_pinned     // on the device, but keys, values and their scales in pinned host memory
+};
+
+struct memory_choice {
+  std::string name = "pageable";
+  memory_place place = memory_place::pageable;
+  bool optional = false;  // from "all": a backend that computes in host memory leaves it out
+};
+
 // The line, understood.
 struct problem_spec {
   cqsa_attention_params params = CQSA_ATTENTION_PARAMS_INIT;  // without presence flags of operands, schedule and budget
@@ -56,6 +71,7 @@ struct problem_spec {
   int64_t rows = 0;      // to check; 0: all of them
   uint64_t seed = 1;
   std::vector<schedule_choice> schedules;
+  std::vector<memory_choice> memories;
   std::vector<std::string> budgets;  // "none", "least", "half" or a size
 };
 

@@ -274,6 +274,15 @@ cqsa_attention_args problem_data::args() {
   return args;
 }
 
+std::vector<problem_data::slot> problem_data::slots() {
+  std::vector<slot> found;
+  for (int i = 0; i < kCount; ++i) {
+    guarded_array& array = arrays_[static_cast<std::size_t>(i)];
+    if (array.present()) found.push_back({i, kNames[i], kFields[i], &array, i >= kOut, i >= kK && i <= kVScale});
+  }
+  return found;
+}
+
 void problem_data::poison_results() {
   arrays_[kOut].poison();
   arrays_[kLse].poison();

@@ -36,7 +36,9 @@ class guarded_array {
   cqsa_dtype dtype() const { return dtype_; }
   const std::vector<int64_t>& shape() const { return shape_; }
   int64_t count() const;
+  // Its whole memory, guard zones and gaps included.
   uint64_t bytes() const { return memory_.size(); }
+  std::byte* data() { return memory_.data(); }
   // By row-major number of the element.
   double get(int64_t n) const;
   void set(int64_t n, double value);
@@ -65,6 +67,15 @@ class problem_data {
 
   const cqsa_attention_params& params() const { return params_; }  // complete but for schedule and budget
   cqsa_attention_args args();
+  // The operands and results that are there.
+  struct slot {
+    int number;
+    const char* name;
+    const cqsa_tensor* cqsa_attention_args::*field;
+    guarded_array* array;
+    bool is_result, of_keys;  // of_keys: k, v or their scales
+  };
+  std::vector<slot> slots();
   void poison_results();
   std::string damage() const;  // "" or what was written that should not have been
   bool nan_in_results() const;

@@ -43,49 +43,76 @@ uint64_t budget_bytes(cqsa_context* context, const cqsa_attention_params& params
   return least + (std::max(most, least) - least) / 2;
 }
 
-// The workspace between guard zones, full of NaN before the library sees it.
+// The workspace between guard zones, full of NaN before the library sees it. In the memory that the backend computes in.
 class guarded_workspace {
  public:
-  explicit guarded_workspace(const cqsa_plan* plan) {
+  // device nullptr: host memory.
+  guarded_workspace(const cqsa_plan* plan, device_memory* device) {
     require(cqsa_workspace_query(plan, &bytes_));
     memory_.assign(bytes_ + 2 * kGuardBytes + CQSA_WORKSPACE_ALIGNMENT, kGuard);
-    const auto address = reinterpret_cast<std::uintptr_t>(memory_.data()) + kGuardBytes;
+    if (device) buffer_ = device_buffer(*device, memory_.size(), false);
+    const auto address = reinterpret_cast<std::uintptr_t>(start()) + kGuardBytes;
     first_ = kGuardBytes + (CQSA_WORKSPACE_ALIGNMENT - address % CQSA_WORKSPACE_ALIGNMENT) % CQSA_WORKSPACE_ALIGNMENT;
-    std::memset(data(), 0xFF, bytes_);
+    std::memset(memory_.data() + first_, 0xFF, bytes_);
+    if (device) buffer_.write(memory_.data());
     require(cqsa_workspace_init(plan, data(), bytes_));
   }
-  unsigned char* data() { return memory_.data() + first_; }
+  unsigned char* data() { return static_cast<unsigned char*>(start()) + first_; }
   uint64_t bytes() const { return bytes_; }
-  bool guards_intact() const {
+  bool guards_intact() {
+    if (buffer_.address()) buffer_.read(memory_.data());
     const auto guard = [](unsigned char c) { return c == kGuard; };
     const auto first = static_cast<std::ptrdiff_t>(first_), last = first + static_cast<std::ptrdiff_t>(bytes_);
     return std::all_of(memory_.begin(), memory_.begin() + first, guard) && std::all_of(memory_.begin() + last, memory_.end(), guard);
   }
 
  private:
+  void* start() { return buffer_.address() ? buffer_.address() : memory_.data(); }
+
   static constexpr uint64_t kGuardBytes = 4096;
   static constexpr unsigned char kGuard = 0xCB;
-  std::vector<unsigned char> memory_;
+  std::vector<unsigned char> memory_;  // or what is in the buffer
+  device_buffer buffer_;
   uint64_t bytes_ = 0;
   std::size_t first_ = 0;
 };
 
-void execute(const cqsa_plan* plan, const cqsa_attention_args& args) {
-  const cqsa_status status = cqsa_attention_execute(plan, &args, nullptr);
+// Queues a run, or does it; wait for the device afterwards.
+void execute(const cqsa_plan* plan, const cqsa_attention_args& args, void* stream) {
+  const cqsa_status status = cqsa_attention_execute(plan, &args, stream);
   if (status == CQSA_ERROR_CANCELLED) throw interrupted_error();
   require(status);
 }
 
+using steady = std::chrono::steady_clock;
+double seconds_since(steady::time_point start) { return std::chrono::duration<double>(steady::now() - start).count(); }
+
+// Of a run that returns when it is done.
 double best_seconds(const cqsa_plan* plan, const cqsa_attention_args& args, const timing& wanted) {
-  using clock = std::chrono::steady_clock;
-  const auto since = [](clock::time_point start) { return std::chrono::duration<double>(clock::now() - start).count(); };
   double best = std::numeric_limits<double>::infinity();
-  const auto begin = clock::now();
-  for (int run = 0; run < wanted.runs || since(begin) < wanted.seconds; ++run) {
-    const auto start = clock::now();
-    execute(plan, args);
-    best = std::min(best, since(start));
+  const auto begin = steady::now();
+  for (int run = 0; run < wanted.runs || seconds_since(begin) < wanted.seconds; ++run) {
+    const auto start = steady::now();
+    execute(plan, args, nullptr);
+    best = std::min(best, seconds_since(start));
   }
+  return best;
+}
+
+// Of a run that may return earlier: many are queued one behind the other, so that neither the way to the device nor the wait for
+// it counts.
+double best_resident_seconds(const cqsa_plan* plan, const cqsa_attention_args& args, const timing& wanted, device_memory& device) {
+  constexpr double series_seconds = 0.02;
+  const auto series = [&](int64_t count) {
+    const auto start = steady::now();
+    for (int64_t i = 0; i < count; ++i) execute(plan, args, device.stream());
+    device.wait();
+    return seconds_since(start) / static_cast<double>(count);
+  };
+  double best = series(1);
+  const auto count = static_cast<int64_t>(std::clamp(series_seconds / std::max(best, 1e-9), 1.0, 1000.0));
+  const auto begin = steady::now();
+  for (int run = 0; run < wanted.runs || seconds_since(begin) < wanted.seconds; ++run) best = std::min(best, series(count));
   return best;
 }
 
@@ -106,14 +133,27 @@ std::string error_text(const check_report& r) {
 
 problem_trials::problem_trials(cqsa_context* context, const problem_line& line, int threads)
     : context_(context),
+      host_(is_host_backend(cqsa_context_backend(context))),
       line_(line),
       spec_(parse_problem(line)),
       data_(context, spec_),
       args_(data_.args()),
       reference_(data_.params(), args_, spec_.rows, spec_.seed, threads_of(threads)) {}
 
-void problem_trials::try_run(const schedule_choice& schedule, const std::string& budget, const timing* speed, trial_report& report) {
+placed_operands& problem_trials::operands_in(memory_place place) {
+  if (place != memory_place::pageable && !device_) device_ = open_device_memory(cqsa_context_backend(context_));
+  if (!placed_ || placed_->place() != place) {
+    placed_.reset();
+    placed_ = std::make_unique<placed_operands>(device_.get(), place, data_);
+  }
+  return *placed_;
+}
+
+void problem_trials::try_run(const memory_choice& memory, const schedule_choice& schedule, const std::string& budget,
+                             const timing* speed, trial_report& report) {
+  placed_operands& operands = operands_in(memory.place);
   cqsa_attention_params params = data_.params();
+  operands.tell(params);
   params.schedule = schedule.schedule;
   params.cqs_c = schedule.cqs_c;
   params.cqs_itr = schedule.cqs_itr;
@@ -125,19 +165,20 @@ void problem_trials::try_run(const schedule_choice& schedule, const std::string&
   report.schedule = schedule_text(info);
   report.implementation = info.implementation;
 
-  // The workspace is memory of the device, which the tool cannot make on a backend that is not the host.
-  const bool host = is_host_backend(cqsa_context_backend(context_));
-  const std::unique_ptr<guarded_workspace> workspace(host ? new guarded_workspace(plan.get()) : nullptr);
+  // The workspace is memory that the backend computes in; where this command has no way to it, the library allocates.
+  const std::unique_ptr<guarded_workspace> workspace(host_ || device_ ? new guarded_workspace(plan.get(), device_.get()) : nullptr);
   cqsa_run_info run = CQSA_RUN_INFO_INIT;
-  cqsa_attention_args args = args_;
-  args.workspace = host ? workspace->data() : nullptr;
-  args.workspace_bytes = host ? workspace->bytes() : 0;
+  cqsa_attention_args args = operands.args();
+  args.workspace = workspace ? workspace->data() : nullptr;
+  args.workspace_bytes = workspace ? workspace->bytes() : 0;
   args.cancel = interrupt_flag();
   args.info = &run;
-  data_.poison_results();
-  execute(plan.get(), args);
+  operands.poison_results();
+  execute(plan.get(), args, device_ ? device_->stream() : nullptr);
+  if (device_) device_->wait();
+  operands.collect_results();
 
-  report.peak = host ? run.peak_host_bytes : run.peak_device_bytes;
+  report.peak = host_ ? run.peak_host_bytes : run.peak_device_bytes;
   check_peak("host", run.peak_host_bytes, info.peak_host_bytes, params.max_host_bytes);
   check_peak("device", run.peak_device_bytes, info.peak_device_bytes, params.max_device_bytes);
   check_peak("pinned", run.peak_pinned_bytes, info.peak_pinned_bytes, params.max_pinned_bytes);
@@ -145,21 +186,29 @@ void problem_trials::try_run(const schedule_choice& schedule, const std::string&
   if (!report.check.pass) throw wrong_result("wrong result: " + error_text(report.check));
   if (data_.nan_in_results()) throw wrong_result("NaN in out or lse");
   if (const std::string damage = data_.damage(); !damage.empty()) throw wrong_result(damage);
-  if (host && !workspace->guards_intact()) throw wrong_result("bytes around the workspace were written");
+  if (const std::string damage = operands.damage(); !damage.empty()) throw wrong_result(damage);
+  if (workspace && !workspace->guards_intact()) throw wrong_result("bytes around the workspace were written");
   if (!speed) return;
   // Of the segments as they are; the plan knows their bounds only.
   report.flops = 2.0 * static_cast<double>(params.head_dim + params.head_dim_v) * visible_pairs(params, args_);
-  report.seconds = best_seconds(plan.get(), args, *speed);
+  report.seconds = operands.resident() ? best_resident_seconds(plan.get(), args, *speed, *device_) : best_seconds(plan.get(), args, *speed);
 }
 
-trial_report problem_trials::run(const schedule_choice& schedule, const std::string& budget, const timing* speed) {
+trial_report problem_trials::run(const memory_choice& memory, const schedule_choice& schedule, const std::string& budget,
+                                 const timing* speed) {
   trial_report report;
   report.line = line_;
+  if (line_.find("memory")) report.line.set("memory", memory.name);
   report.line.set("schedule", schedule.name);
   report.line.set("budget", budget);
   report.line.set("seed", std::to_string(spec_.seed));
+  if (host_ && memory.place != memory_place::pageable) {
+    report.failure = "the backend computes in host memory: there is none of a device for operands";
+    report.skipped = memory.optional;
+    return report;
+  }
   try {
-    try_run(schedule, budget, speed, report);
+    try_run(memory, schedule, budget, speed, report);
   } catch (const interrupted_error&) {
     throw;
   } catch (const library_error& error) {

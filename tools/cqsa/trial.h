@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "check.h"
+#include "device_memory.h"
+#include "placement.h"
 #include "problem.h"
 #include "problem_data.h"
 
@@ -43,17 +45,22 @@ class problem_trials {
 
   const problem_spec& spec() const { return spec_; }
   // speed nullptr: not timed. Never throws for what the library does wrong; throws interrupted_error.
-  trial_report run(const schedule_choice& schedule, const std::string& budget, const timing* speed);
+  trial_report run(const memory_choice& memory, const schedule_choice& schedule, const std::string& budget, const timing* speed);
 
  private:
-  void try_run(const schedule_choice& schedule, const std::string& budget, const timing* speed, trial_report& report);
+  void try_run(const memory_choice& memory, const schedule_choice& schedule, const std::string& budget, const timing* speed,
+               trial_report& report);
+  placed_operands& operands_in(memory_place place);
 
   cqsa_context* context_;
+  bool host_;  // the backend computes in host memory
   problem_line line_;
   problem_spec spec_;
   problem_data data_;
   cqsa_attention_args args_;
   row_reference reference_;
+  std::unique_ptr<device_memory> device_;  // opened when a run first wants memory of the device
+  std::unique_ptr<placed_operands> placed_;
 };
 
 // `cqsa parity --op attention --problem '...'`, with the backend and the threads where they were given.

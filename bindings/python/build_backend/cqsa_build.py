@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the wheel py3-none-linux_<machine>: the package and, in cqsa/lib, the library, stripped.
+"""Builds the wheel py3-none-linux_<machine>: the package and, in cqsa/lib, the library and the GPU plugins built with it, stripped.
 
     pip wheel ./bindings/python --no-deps            # or tools/wheel.sh, which needs no pip
     python3 cqsa_build.py [FOLDER [LIBRARY]]
 
 A PEP 517 backend that needs only the standard library, CMake and a compiler. The config setting `library` names a finished
-libcqsa.so.0 to pack instead of building one.
+libcqsa.so.0 to pack, with the plugins beside it, instead of building one. CQSA_CMAKE_ARGS is handed to CMake.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import hashlib
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from typing import Any, Dict, List, Optional, Tuple
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 ROOT = PACKAGE.parents[1]
 LIBRARY_NAME = "libcqsa.so.0"
+PLUGIN_NAMES = ("libcqsa_cuda.so", "libcqsa_hip.so")
 
 METADATA = """Metadata-Version: 2.1
 Name: cqsa
@@ -49,9 +51,10 @@ def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata
         raise SystemExit(f"the library is for Linux, this is {sys.platform}")
     given = (config_settings or {}).get("library")
     with tempfile.TemporaryDirectory() as folder:
-        library = _stripped(pathlib.Path(given) if given else _build(), pathlib.Path(folder))
+        library = pathlib.Path(given) if given else _build()
+        binaries = [library] + [library.with_name(name) for name in PLUGIN_NAMES if library.with_name(name).exists()]
         name = f"cqsa-{_version()}-{_tag()}.whl"
-        _write(pathlib.Path(wheel_directory) / name, library.read_bytes())
+        _write(pathlib.Path(wheel_directory) / name, [_stripped(binary, pathlib.Path(folder)) for binary in binaries])
     return name
 
 
@@ -92,13 +95,13 @@ def _metadata_files() -> Dict[str, str]:
 def _build() -> pathlib.Path:
     build = ROOT / "build" / "wheel"
     subprocess.run(["cmake", "-S", ROOT, "-B", build, "-DCMAKE_BUILD_TYPE=Release", "-DCQSA_BUILD_TESTS=OFF", "-DCQSA_BUILD_TOOLS=OFF",
-                    "-DCQSA_BUILD_EXAMPLES=OFF"], check=True)
-    subprocess.run(["cmake", "--build", build, "--target", "cqsa", f"-j{os.cpu_count()}"], check=True)
+                    "-DCQSA_BUILD_EXAMPLES=OFF", *shlex.split(os.environ.get("CQSA_CMAKE_ARGS", ""))], check=True)
+    subprocess.run(["cmake", "--build", build, f"-j{os.cpu_count()}"], check=True)
     return build / "lib" / LIBRARY_NAME
 
 
 def _stripped(library: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    result = folder / LIBRARY_NAME
+    result = folder / (LIBRARY_NAME if library.name.startswith("libcqsa.so") else library.name)
     shutil.copyfile(library, result)
     strip = shutil.which("strip")
     if strip is not None:
@@ -106,18 +109,18 @@ def _stripped(library: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     return result
 
 
-def _write(path: pathlib.Path, library: bytes) -> None:
+def _write(path: pathlib.Path, binaries: List[pathlib.Path]) -> None:
     """The zip file with its RECORD; the same bytes for the same content."""
     files: List[Tuple[str, bytes]] = [(f"cqsa/{file.name}", file.read_bytes())
                                       for file in sorted((PACKAGE / "cqsa").iterdir()) if file.suffix in (".py", ".typed")]
-    files.append((f"cqsa/lib/{LIBRARY_NAME}", library))
+    files += [(f"cqsa/lib/{binary.name}", binary.read_bytes()) for binary in binaries]
     files += [(f"{_dist_info()}/{name}", text.encode()) for name, text in _metadata_files().items()]
     record = "".join(f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in files) + f"{_dist_info()}/RECORD,,\n"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files + [(f"{_dist_info()}/RECORD", record.encode())]:
             entry = zipfile.ZipInfo(name)  # the date is 1980-01-01
             entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = (0o100755 if name.endswith(LIBRARY_NAME) else 0o100644) << 16
+            entry.external_attr = (0o100755 if name.startswith("cqsa/lib/") else 0o100644) << 16
             archive.writestr(entry, data)
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
 from . import _ffi
 from ._errors import ERROR_DTYPE, ERROR_INDEX, ERROR_INVALID_ARGUMENT, error_for
-from ._sources import dtype_name, view_of
+from ._sources import device_of, dtype_name, view_of
 from ._views import BITS_16, BITS_8, View, of_numpy, type_name
+
+if TYPE_CHECKING:
+    from ._queue import Queue
 
 # A name, or a dtype of numpy, ml_dtypes or torch; or several of them.
 DtypeName = Any
@@ -101,42 +104,65 @@ def mask_code(mask: View) -> int:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def small_floats(values: Any, name: str) -> View:
-    """A small operand as f32: lists and numbers are taken, other real types are converted."""
+def small_floats(values: Any, name: str, side: Optional[Queue] = None) -> View:
+    """A small operand as f32: lists and numbers are taken, other real types are converted. side: the queue of the device that
+    it belongs on, None for host memory."""
+    if side is not None and device_of(values) is not None:
+        view = view_of(values, name, side)
+        return view if view.code == _ffi.DTYPE_F32 else view_of(side.converted(values, "float32", name), name, side)
     view = view_of(values, name)
-    if view.code == _ffi.DTYPE_F32:
-        return view
-    array = view.array(name)
-    if array.dtype.kind in "fiu":
-        return of_numpy(array.astype(np.float32), name)
-    raise error_for(ERROR_DTYPE, f"{name} is {array.dtype.name}, wanted float32")
+    if view.code != _ffi.DTYPE_F32:
+        array = view.array(name)
+        if array.dtype.kind not in "fiu":
+            raise error_for(ERROR_DTYPE, f"{name} is {array.dtype.name}, wanted float32")
+        view = of_numpy(array.astype(np.float32), name)
+    return _put(view, name, side)
 
 
-def small_integers(values: Any, name: str) -> View:
+def small_integers(values: Any, name: str, side: Optional[Queue] = None) -> View:
     """A small operand as contiguous i32 or i64: lists are taken, other integer types are converted."""
+    if side is not None and device_of(values) is not None:
+        view = view_of(values, name, side)
+        if view.code in INTEGERS and view.strides is None:
+            return view
+        wanted = "int32" if view.code == _ffi.DTYPE_I32 else "int64"
+        return view_of(side.converted(values, wanted, name), name, side)
     view = view_of(values, name)
-    if view.code in INTEGERS and view.strides is None:
-        return view
-    array = view.array(name)
-    if array.dtype.kind in "iu" or array.size == 0:
-        return of_numpy(array.astype(array.dtype if view.code in INTEGERS else np.int64, "C"), name)
-    raise error_for(ERROR_DTYPE, f"{name} is {array.dtype.name}, wanted int32 or int64")
+    if view.code not in INTEGERS or view.strides is not None:
+        array = view.array(name)
+        if array.dtype.kind not in "iu" and array.size != 0:
+            raise error_for(ERROR_DTYPE, f"{name} is {array.dtype.name}, wanted int32 or int64")
+        view = of_numpy(array.astype(array.dtype if view.code in INTEGERS else np.int64, "C"), name)
+    return _put(view, name, side)
 
 
-def as_int64(view: View, name: str) -> View:
+def as_int64(view: View, name: str, side: Optional[Queue] = None) -> View:
+    if side is not None:
+        return view_of(side.converted(view.owner, "int64", name), name, side)
     return of_numpy(view.array(name).astype(np.int64), name)
 
 
-def page_ids(values: Any) -> View:
-    """page_table as i32; wider integers are converted when every id fits."""
+def page_ids(values: Any, side: Optional[Queue] = None) -> View:
+    """page_table as i32; wider integers are converted when every id fits, which is not looked at on a device."""
+    if side is not None and device_of(values) is not None:
+        view = view_of(values, "page_table", side)
+        return view if view.code == _ffi.DTYPE_I32 else view_of(side.converted(values, "int32", "page_table"), "page_table", side)
     view = small_integers(values, "page_table")
-    if view.code == _ffi.DTYPE_I32:
+    if view.code != _ffi.DTYPE_I32:
+        array = view.array("page_table")
+        if array.size and (array.min() < -1 or array.max() >= 1 << 31):
+            raise error_for(ERROR_INDEX, f"page_table has the id {array.min() if array.min() < -1 else array.max()}, "
+                            "wanted -1 or the number of a page")
+        view = of_numpy(array.astype(np.int32), "page_table")
+    return _put(view, "page_table", side)
+
+
+def _put(view: View, name: str, side: Optional[Queue]) -> View:
+    """A converted small operand where it belongs."""
+    if side is None:
         return view
-    array = view.array("page_table")
-    if array.size and (array.min() < -1 or array.max() >= 1 << 31):
-        raise error_for(ERROR_INDEX, f"page_table has the id {array.min() if array.min() < -1 else array.max()}, "
-                        "wanted -1 or the number of a page")
-    return of_numpy(array.astype(np.int32), "page_table")
+    array = np.array(view.array(name), order="C")
+    return view_of(side.converted(array, array.dtype.name, name), name, side)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 
 from . import _ffi
 from ._errors import ERROR_DTYPE, ERROR_INVALID_ARGUMENT, error_for
 from ._views import View, capsule_pointer
+
+if TYPE_CHECKING:
+    from ._queue import Queue
 
 # Names of capsules. PyCapsule_SetName keeps the pointer, so these must live for ever.
 _PLAIN, _VERSIONED = ctypes.c_char_p(b"dltensor"), ctypes.c_char_p(b"dltensor_versioned")
@@ -55,10 +58,11 @@ class Borrowed:
             _Deleter(deleter)(self._address)
 
 
-def view(producer: Any, name: str, stream: Optional[int]) -> View:
-    """The memory that `producer.__dlpack__()` lends, without a copy where the producer can promise that."""
+def view(producer: Any, name: str, queue: Optional[Queue]) -> View:
+    """The memory that `producer.__dlpack__()` lends, without a copy where the producer can promise that. On a device the
+    producer makes the queue's stream wait for its own work."""
     try:
-        capsule = _ask(producer, stream)
+        capsule = _ask(producer, None if queue is None else queue.dlpack_stream())
     except BufferError as error:  # numpy 1.24 with a read-only array, a sharded array, ..
         raise error_for(ERROR_INVALID_ARGUMENT, f"{name} does not lend its memory: {error}") from error
     versioned = bool(_is_valid(capsule, _VERSIONED))
@@ -94,7 +98,7 @@ def _view_of(tensor: Any, name: str, writable: bool, owner: Borrowed) -> View:
         raise error_for(ERROR_DTYPE, f"{name} has elements of {bits} bits, wanted whole bytes")
     shape, strides = _numbers(tensor.shape, axes), _numbers(tensor.strides, axes)
     return View((tensor.data or 0) + tensor.byte_offset, shape or (), strides, code, bits // 8, writable, owner,
-                (tensor.device_type, tensor.device_id))
+                (tensor.device_type, tensor.device_id), borrowed=True)
 
 
 def _numbers(address: Optional[int], count: int) -> Optional[Tuple[int, ...]]:

@@ -23,14 +23,17 @@ def doctor() -> Dict[str, Any]:
     """Examines this installation; takes about a second, most of it measuring the device.
 
     Returns a dict: `version` (of this package); `python`, `numpy`; `library` (`path`, `version`, `abi`, `build`);
-    `backends` (as backends(), and for a ready one `check`: `ok`, `max_abs_error` against float64, `error`); `backend`
-    (what "auto" means here); `hardware` (its device, as attention_plan() reads it); `ok` (every ready backend is exact).
+    `backends` (as backends(), and for a ready one `check`: `ok`, `max_abs_error` against float64, `error`; and `devices`: for
+    each its `hardware` and its own `check`, with operands in host memory); `backend` (what "auto" means here); `hardware`
+    (its device, as attention_plan() reads it); `ok` (every device of every ready backend is exact).
     """
     library = _ffi.library()
     found = backends()
     for backend in found:
         if backend["ready"]:
-            backend["check"] = _check(backend["name"])
+            backend["devices"] = [_examine(backend["name"], index) for index in range(max(backend["device_count"], 1))]
+            checks = [device["check"] for device in backend["devices"]]
+            backend["check"] = next((check for check in checks if not check["ok"]), checks[0])
     return {
         "version": __version__,
         "python": platform.python_version(),
@@ -46,6 +49,14 @@ def doctor() -> Dict[str, Any]:
         "hardware": hardware("auto"),
         "ok": all(backend["check"]["ok"] for backend in found if backend["ready"]),
     }
+
+
+def _examine(backend: str, device: int) -> Dict[str, Any]:
+    name = f"{backend}:{device}"
+    try:
+        return {"hardware": hardware(name), "check": _check(name)}
+    except CqsaError as error:  # a device that is there but cannot be opened
+        return {"hardware": {}, "check": {"ok": False, "max_abs_error": float("nan"), "error": str(error)}}
 
 
 def _check(backend: str) -> Dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 from . import _torch
 from ._arrays import integer, memory_bytes
 from ._attention import attention
-from ._errors import ERROR_INVALID_ARGUMENT, ERROR_UNSUPPORTED, error_for
+from ._context import context_for
+from ._errors import ERROR_INVALID_ARGUMENT, ERROR_UNSUPPORTED, CqsaNotImplementedError, error_for
 
 _MOST_HEAD_DIM, _MOST_HEAD_DIM_V = 576, 512
 
@@ -33,10 +34,11 @@ def patch_torch_sdpa(min_tokens: int = 1024, *, memory_limit: Union[int, str, No
     min_tokens: keys (``key.shape[-2]``) from which on it does. memory_limit: as in attention(), for each call; one that is too
     small raises MemoryError.
 
-    It takes CPU tensors of float32, float16 or bfloat16, with 3 or 4 axes, that autograd does not follow; masks of bool
-    (True is visible) and of floats, is_causal (aligned top-left, as torch defines it), scale and enable_gqa. Every other
-    call goes to torch's own function: dropout, gradients, autocast, float64, nested and sparse tensors, other devices,
-    broadcast operands, tracing, vmap, subclasses. A row with no visible key is 0.
+    It takes tensors of float32, float16 or bfloat16 on the CPU, or on a GPU that this library has a backend for, with 3 or 4
+    axes, that autograd does not follow; masks of bool (True is visible) and of floats, is_causal (aligned top-left, as torch
+    defines it), scale and enable_gqa. Every other call goes to torch's own function: dropout, gradients, autocast, float64,
+    nested and sparse tensors, other devices, operands on two devices, broadcast operands, tracing, vmap, subclasses. A row
+    with no visible key is 0. On a GPU the work is queued on torch's current stream, and may be captured in a graph.
 
     Calling it again changes the settings. Any thread may call it; calls that are running end as they began. Names that a
     module took by ``from torch.nn.functional import ..`` before do not change. Raises NotImplementedError (a
@@ -82,7 +84,12 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         settings = _settings
         if settings is not None and not others and _ours(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
                                                          settings.min_tokens):
-            return _call(query, key, value, attn_mask, is_causal, scale, settings)
+            try:
+                return _call(query, key, value, attn_mask, is_causal, scale, settings)
+            except CqsaNotImplementedError:
+                if query.is_cpu:
+                    raise
+                # A GPU that the backend has no code for: nothing ran yet.
         more = dict(others, enable_gqa=True) if enable_gqa else others  # torch before 2.5 does not know the keyword
         if scale is not None:
             more = dict(more, scale=scale)  # nor torch 2.0 this one
@@ -95,10 +102,12 @@ def _ours(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_caus
           enable_gqa: bool, min_tokens: int) -> bool:
     torch = _torch.module()
     assert torch is not None
-    if _is_traced(torch) or dropout_p != 0.0 or (is_causal and mask is not None):
+    if not isinstance(query, torch.Tensor) or _is_traced(torch, query.device.type) or dropout_p != 0.0 or (is_causal and mask is not None):
         return False
     operands = (query, key, value) if mask is None else (query, key, value, mask)
-    if not all(_is_plain(torch, tensor) for tensor in operands):
+    if not all(_is_plain(torch, tensor) and tensor.device == query.device for tensor in operands):
+        return False
+    if query.is_cuda and not _is_ready(torch, query):
         return False
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands):
         return False
@@ -111,25 +120,36 @@ def _ours(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_caus
     return mask is None or _is_mask_ours(torch, query, key, mask)
 
 
-def _is_traced(torch: Any) -> bool:
+def _is_ready(torch: Any, query: Any) -> bool:
+    """Whether there is a backend for the GPU. Asked of the library once, and again only while there is none."""
+    try:
+        context_for("hip" if torch.version.hip else "cuda", query.get_device())
+    except CqsaNotImplementedError:
+        return False
+    return True
+
+
+def _is_traced(torch: Any, device: str) -> bool:
     """Somebody wants to see torch's own operations: a compiler, a tracer, autocast, a dispatch mode."""
     compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
     stack = getattr(torch._C, "_len_torch_dispatch_stack", None)
-    return bool((compiling is not None and compiling()) or torch.jit.is_tracing() or _is_autocast(torch)
+    return bool((compiling is not None and compiling()) or torch.jit.is_tracing() or _is_autocast(torch, device)
                 or (stack is not None and stack()))
 
 
-def _is_autocast(torch: Any) -> bool:
+def _is_autocast(torch: Any, device: str) -> bool:
+    if device not in ("cpu", "cuda"):
+        return False
     try:
-        return bool(torch.is_autocast_enabled("cpu"))
+        return bool(torch.is_autocast_enabled(device))
     except TypeError:  # torch before 2.4
-        return bool(torch.is_autocast_cpu_enabled())
+        return bool(torch.is_autocast_cpu_enabled() if device == "cpu" else torch.is_autocast_enabled())
 
 
 def _is_plain(torch: Any, tensor: Any) -> bool:
     if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
         return False
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_neg():
+    if not (tensor.is_cpu or tensor.is_cuda) or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_neg():
         return False
     try:
         tensor.data_ptr()
@@ -168,5 +188,5 @@ def _call(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale: O
     boolean = mask is not None and mask.dtype == torch.bool
     out = attention(query, key, value, causal="top_left" if is_causal else "none", softmax_scale=scale,
                     mask=mask if boolean else None, bias=None if boolean else mask, memory_limit=settings.memory_limit,
-                    backend="cpu")
+                    backend="cpu" if query.is_cpu else "auto")
     return out.squeeze(1) if flat else out

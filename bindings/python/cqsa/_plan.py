@@ -118,6 +118,7 @@ def attention_plan(q: Any, k: Any, v: Any = None, *, hardware: Hardware = None, 
     Raises what attention() would raise: MemoryError when no schedule fits the limits, and so on.
     """
     from ._attention import Call
+    from ._queue import Target, choose
 
     for ignored in ("progress", "stream", "return_info"):
         keywords.pop(ignored, None)
@@ -125,11 +126,14 @@ def attention_plan(q: Any, k: Any, v: Any = None, *, hardware: Hardware = None, 
     operands.update({name: keywords.pop(name) for name in _SHAPED if name in keywords})
     operands, dtype = _with_stand_ins(operands, dtype)
     machine = None if hardware is None else hardware_text(hardware)
-    context = context_for("cpu" if machine is not None else backend)
-    is_host = context.is_host if machine is None else bool(json.loads(machine).get("host", False))
     q, k, v = (view_of(operands.pop(name), name) for name in "qkv")
-    keywords.setdefault("out", stand_in(q.shape[:-1] + v.shape[-1:], "out", q.code, len(_SHAPED) + 4))
-    call = Call(is_host, q, k, v, dtype=dtype, **operands, **keywords)
+    if machine is None:
+        target = choose(backend, None, ("q", q), ("k", k), ("v", v))
+    else:
+        target = Target(context_for("cpu")._replace(is_host=bool(json.loads(machine).get("host", False))))
+    context = target.context
+    keywords.setdefault("out", stand_in(q.shape[:-1] + v.shape[-1:], "out", q.code, len(_SHAPED) + 4, q.device))
+    call = Call(target, q, k, v, dtype=dtype, **operands, **keywords)
     library = _ffi.library()
     _ffi.check(library.cqsa_attention_params_of(context.handle, call.args, call.params))
     if machine is not None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Optional, Protocol, Sequence, Tuple, Unio
 
 import numpy as np
 
-from . import _dlpack, _ffi, _torch
+from . import _cupy, _dlpack, _driver, _ffi, _jax, _torch
 from ._errors import ERROR_DTYPE, ERROR_INVALID_ARGUMENT, ERROR_SHAPE, error_for
 from ._views import BITS_16, BITS_8, CODES, View, compact, numpy_type, of_numpy, type_name, whole_strides
 
 _DEVICES = {"cpu": _ffi.DEVICE_CPU, "cuda": _ffi.DEVICE_CUDA, "cuda_host": _ffi.DEVICE_CUDA_HOST, "rocm": _ffi.DEVICE_ROCM,
-            "rocm_host": _ffi.DEVICE_ROCM_HOST}
+            "rocm_host": _ffi.DEVICE_ROCM_HOST, "ext": _ffi.DEVICE_EXT}
 _DEVICE = re.compile(r"([a-z_]+)(?::(\d{1,4}))?")
 
 
@@ -136,6 +136,8 @@ def _device_numbers(device: Any) -> Tuple[int, int]:
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from ._queue import Queue
+
     # What an operand may be: arrays, buffers and lists, tensors of torch and others, device memory, addresses.
     Operand = Union[ArrayLike, LendsByDLPack, LendsDeviceMemory, Tensor]
 
@@ -144,17 +146,28 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def view_of(value: Any, name: str, stream: Optional[int] = None) -> View:
+def view_of(value: Any, name: str, queue: Optional[Queue] = None) -> View:
     """An operand where it is. Lists and scalars, which have no memory to lend, become arrays."""
     if type(value) is np.ndarray:
         return of_numpy(value, name)
-    view = _lent(value, name, stream)
-    return view if view is not None else of_numpy(np.asarray(value), name)
+    view = _lent(value, name, queue)
+    if view is None:
+        return of_numpy(np.asarray(value), name)
+    if queue is not None:
+        queue.take(view, name)
+    return view
 
 
-def output_of(value: Any, name: str, stream: Optional[int] = None) -> View:
+def output_of(value: Any, name: str, queue: Optional[Queue] = None) -> View:
     """A writable output where it is, or an error: never a copy."""
-    view = of_numpy(value, name) if type(value) is np.ndarray else _lent(value, name, stream)
+    if type(value) is np.ndarray:
+        view: Optional[View] = of_numpy(value, name)
+    else:
+        if _jax.is_array(value):
+            raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is an array of jax, which never change: leave it out to get one")
+        view = _lent(value, name, queue)
+        if queue is not None and view is not None:
+            queue.take(view, name, is_output=True)
     if view is None:
         raise error_for(ERROR_INVALID_ARGUMENT, f"{name} is {type(value).__name__}, wanted an array that can be written "
                         "in place")
@@ -163,24 +176,30 @@ def output_of(value: Any, name: str, stream: Optional[int] = None) -> View:
     return view
 
 
-def _lent(value: Any, name: str, stream: Optional[int]) -> Optional[View]:
+def _lent(value: Any, name: str, queue: Optional[Queue]) -> Optional[View]:
     """The memory that an object lends, by whichever protocol it has; None if it has none."""
+    if _torch.is_tensor(value):
+        return _torch.view(value, name)
     if isinstance(value, np.ndarray):
         return of_numpy(value, name)
     if isinstance(value, View):
         return value
     if isinstance(value, Tensor):
         return value._view
-    if _torch.is_tensor(value):
-        return _torch.view(value, name)
+    if _cupy.is_array(value):
+        return _cupy.view(value, name)
+    if isinstance(value, _jax.DeviceMemory):
+        return value.view()
     if isinstance(value, (np.generic, str)):
         return None
     if hasattr(value, "__array_interface__"):
         return of_numpy(np.asarray(value), name)
+    if _jax.is_array(value):
+        _jax.check_concrete(value, name)
     if hasattr(value, "__dlpack__"):
-        return _dlpack.view(value, name, stream)
+        return _dlpack.view(value, name, queue)
     if hasattr(value, "__cuda_array_interface__"):
-        return _of_cuda_interface(value, name)
+        return _of_cuda_interface(value, name, queue)
     try:
         buffer = memoryview(value)
     except TypeError:
@@ -188,8 +207,36 @@ def _lent(value: Any, name: str, stream: Optional[int]) -> Optional[View]:
     return of_numpy(np.asarray(buffer), name)
 
 
-def _of_cuda_interface(value: Any, name: str) -> View:
-    """numba's and cupy's protocol. Work already queued on the memory must have ended, or be on the call's stream."""
+def device_of(value: Any) -> Optional[Tuple[int, int]]:
+    """The device that an operand is on, DLPack's kind and index; None for host memory."""
+    device: Any = None
+    if _torch.is_tensor(value):
+        device = None if value.is_cpu else _torch.device_of(value)
+    elif isinstance(value, View):
+        device = value.device
+    elif isinstance(value, Tensor):
+        device = value._view.device
+    elif _cupy.is_array(value):
+        device = _cupy.device_of(value)
+    elif _jax.is_array(value):
+        _jax.check_concrete(value, "an operand")
+        kind, index = value.__dlpack_device__()
+        device = (int(kind), int(index))
+    elif isinstance(value, np.ndarray) or hasattr(value, "__array_interface__"):
+        return None
+    elif hasattr(value, "__dlpack_device__"):
+        kind, index = value.__dlpack_device__()
+        device = (int(kind), int(index))
+    elif hasattr(value, "__cuda_array_interface__"):
+        try:
+            device = (_ffi.DEVICE_CUDA, _driver.device_of(int(value.__cuda_array_interface__["data"][0] or 0)))
+        except (KeyError, TypeError, ValueError):
+            return None  # the view of it says what is wrong
+    return None if device is None or device[0] in _ffi.HOST_DEVICES else device
+
+
+def _of_cuda_interface(value: Any, name: str, queue: Optional[Queue]) -> View:
+    """numba's protocol. Without a `stream` the producer promises that nothing is queued on the memory any more."""
     interface = value.__cuda_array_interface__
     try:
         shape, (address, read_only) = tuple(interface["shape"]), interface["data"]
@@ -204,7 +251,14 @@ def _of_cuda_interface(value: Any, name: str) -> View:
     if code is None or not dtype.isnative:
         raise error_for(ERROR_DTYPE, f"{name} is {dtype.str}, which attention() does not take")
     strides = None if byte_strides is None else whole_strides(shape, tuple(byte_strides), dtype.itemsize, name)
-    return View(address or 0, shape, strides, code, dtype.itemsize, not read_only, value, (_ffi.DEVICE_CUDA, 0))
+    stream = interface.get("stream")
+    if queue is not None and stream is not None:
+        if not isinstance(stream, int) or stream < 1:
+            raise error_for(ERROR_INVALID_ARGUMENT, f"{name} has a __cuda_array_interface__ with the stream {stream!r}, wanted "
+                            "None, 1, 2 or a handle")
+        queue.after(stream)
+    device = (_ffi.DEVICE_CUDA, _driver.device_of(address) if address else queue.device[1] if queue is not None else 0)
+    return View(address or 0, shape, strides, code, dtype.itemsize, not read_only, value, device, borrowed=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -213,10 +267,15 @@ def _of_cuda_interface(value: Any, name: str) -> View:
 
 
 def new_like(like: View, shape: Tuple[int, ...], code: Optional[int] = None) -> Any:
-    """A new array for a result: torch's if `like` is, else numpy's. code: float32 or float64; None: the type of `like`."""
+    """A new array for a result, of the framework and on the device of `like` if that is torch, cupy, or jax on a device; else
+    numpy's. code: float32 or float64; None: the type of `like`."""
     owner = like.owner
     if type(owner) is np.ndarray:
         return np.empty(shape, owner.dtype if code is None else numpy_type(code))
     if _torch.is_tensor(owner):
         return _torch.empty_like(owner, shape, code)
+    if _cupy.is_array(owner):
+        return _cupy.empty_like(owner, shape, code)
+    if isinstance(owner, _dlpack.Borrowed) and not like.on_host() and _jax.is_array(owner.producer):
+        return _jax.DeviceMemory(like.device, shape, like.code if code is None else code)
     return np.empty(shape, numpy_type(like.code if code is None else code))

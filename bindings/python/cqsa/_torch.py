@@ -40,7 +40,7 @@ def view(tensor: Any, name: str) -> View:
         address: int = tensor.data_ptr()
     except RuntimeError as error:  # a tensor of vmap, a fake one, ..
         raise error_for(ERROR_INVALID_ARGUMENT, f"{name} has no memory of its own: {error}") from error
-    device = CPU if tensor.is_cpu else _device(tensor.device, name, torch)
+    device = CPU if tensor.is_cpu else device_of(tensor, name)
     return View(address, tuple(tensor.shape), strides, code, itemsize, True, tensor, device)
 
 
@@ -55,10 +55,52 @@ def _code(dtype: Any, name: str) -> Tuple[int, int]:
     return known
 
 
-def _device(device: Any, name: str, torch: Any) -> Tuple[int, int]:
-    if device.type != "cuda":
-        raise error_for(ERROR_DEVICE, f"{name} is on the device {device}, wanted cpu or cuda")
-    return (_ffi.DEVICE_ROCM if getattr(torch.version, "hip", None) else _ffi.DEVICE_CUDA, device.index or 0)
+def device_of(tensor: Any, name: str = "a tensor") -> Tuple[int, int]:
+    """DLPack's kind of device and its index."""
+    if tensor.is_cpu:
+        return CPU
+    if not tensor.is_cuda:
+        raise error_for(ERROR_DEVICE, f"{name} is on the device {tensor.device}, wanted cpu or cuda")
+    return (_device_type(sys.modules["torch"]), tensor.get_device())
+
+
+def _device_type(torch: Any) -> int:
+    return _ffi.DEVICE_ROCM if torch.version.hip else _ffi.DEVICE_CUDA
+
+
+def current_stream(device: int) -> int:
+    """Native handle of torch's current stream on a device."""
+    torch = sys.modules["torch"]
+    try:
+        handle: int = torch._C._cuda_getCurrentRawStream(device)  # 0.1 us, the public one makes objects: 2 us
+    except AttributeError:
+        handle = torch.cuda.current_stream(device).cuda_stream
+    return handle
+
+
+def is_capturing() -> bool:
+    """Whether torch records a graph from its current stream."""
+    torch = sys.modules["torch"]
+    return bool(torch.cuda.is_current_stream_capturing())
+
+
+def record(tensor: Any, device: int, stream: int) -> None:
+    """Tells torch's allocator that a stream which it does not know of uses the tensor's memory."""
+    cuda = sys.modules["torch"].cuda
+    tensor.record_stream(cuda.default_stream(device) if stream in (0, 1) else cuda.ExternalStream(stream, device=device))
+
+
+def workspace(size: int, device: int) -> Any:
+    """Device memory of torch's: in a capture it comes from the graph's own pool and lives as long as the graph."""
+    torch = sys.modules["torch"]
+    return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device))
+
+
+def converted(values: Any, dtype: str, device: int) -> Any:
+    """A compact tensor of another type on a device, from an array of the host or from a tensor there."""
+    torch = sys.modules["torch"]
+    tensor = values if is_tensor(values) else torch.from_numpy(values)
+    return tensor.to(device=torch.device("cuda", device), dtype=getattr(torch, dtype)).contiguous()
 
 
 def empty_like(tensor: Any, shape: Tuple[int, ...], code: Optional[int]) -> Any:

@@ -36,13 +36,24 @@ def type_name(code: int) -> str:
     return name if name is not None else f"DLPack type {code & 255} of {code >> 8 & 255} bits, {code >> 16} lanes"
 
 
+_DEVICE_NAMES = {
+    _ffi.DEVICE_CPU: "cpu", _ffi.DEVICE_CUDA: "cuda", _ffi.DEVICE_CUDA_HOST: "cuda_host", _ffi.DEVICE_ROCM: "rocm",
+    _ffi.DEVICE_ROCM_HOST: "rocm_host", _ffi.DEVICE_EXT: "ext"}
+
+
+def device_name(device: Tuple[int, int]) -> str:
+    """ "cuda:1"; "cpu" and the like for host memory."""
+    name = _DEVICE_NAMES.get(device[0], f"device type {device[0]}")
+    return name if device[0] in _ffi.HOST_DEVICES else f"{name}:{device[1]}"
+
+
 class View:
     """Memory as cqsa_tensor describes it. `owner` keeps it alive as long as the view is."""
 
-    __slots__ = ("address", "shape", "strides", "code", "itemsize", "writable", "owner", "device")
+    __slots__ = ("address", "shape", "strides", "code", "itemsize", "writable", "owner", "device", "borrowed")
 
     def __init__(self, address: int, shape: Tuple[int, ...], strides: Optional[Tuple[int, ...]], code: int, itemsize: int,
-                 writable: bool, owner: Any, device: Tuple[int, int] = CPU) -> None:
+                 writable: bool, owner: Any, device: Tuple[int, int] = CPU, borrowed: bool = False) -> None:
         self.address = address
         self.shape = shape
         self.strides = strides  # in elements; None: compact row-major
@@ -51,9 +62,24 @@ class View:
         self.writable = writable
         self.owner = owner
         self.device = device  # DLPack's kind of device and its index
+        self.borrowed = borrowed  # of somebody who may give the memory away once he has it back, whatever is queued on it
 
     def on_host(self) -> bool:
         return self.device[0] in _ffi.HOST_DEVICES
+
+    def pinned(self, device_type: int) -> View:
+        """The same host memory, which a driver has page-locked."""
+        view = self._with(self.shape, self.strides)
+        view.device = (device_type, 0)
+        return view
+
+    def span(self) -> Tuple[int, int]:
+        """First byte and number of bytes from there to the last element's end; there must be elements."""
+        strides = self.strides if self.strides is not None else compact(self.shape)
+        reach = [(size - 1) * stride for size, stride in zip(self.shape, strides)]
+        first = sum(step for step in reach if step < 0)
+        last = sum(step for step in reach if step > 0)
+        return self.address + first * self.itemsize, (last - first + 1) * self.itemsize
 
     def swapped(self) -> View:
         """[batch, seq, heads, ..] as [batch, heads, seq, ..]; fewer than three axes stay."""
@@ -77,14 +103,14 @@ class View:
         return self._with((1,) * more + self.shape, strides)
 
     def _with(self, shape: Tuple[int, ...], strides: Optional[Tuple[int, ...]]) -> View:
-        return View(self.address, shape, strides, self.code, self.itemsize, self.writable, self.owner, self.device)
+        return View(self.address, shape, strides, self.code, self.itemsize, self.writable, self.owner, self.device, self.borrowed)
 
     def array(self, name: str) -> np.ndarray:
         """The same memory as a numpy array; only for host memory of a type that numpy has."""
         if isinstance(self.owner, np.ndarray):
             return self.owner
         if not self.on_host() or self.code not in _NUMPY_HAS:
-            raise error_for(ERROR_DTYPE, f"{name} is {type_name(self.code)} on device type {self.device[0]}, which is not "
+            raise error_for(ERROR_DTYPE, f"{name} is {type_name(self.code)} on {device_name(self.device)}, which is not "
                             "converted: give the type that the library wants")
         dtype = np.dtype(type_name(self.code))
         if 0 in self.shape:
@@ -172,12 +198,12 @@ def whole_strides(shape: Tuple[int, ...], byte_strides: Tuple[int, ...], itemsiz
     return tuple(strides)
 
 
-def stand_in(shape: Tuple[int, ...], name: str, code: int, slot: int) -> View:
+def stand_in(shape: Tuple[int, ...], name: str, code: int, slot: int, device: Tuple[int, int] = CPU) -> View:
     """A view of which only shape and type exist, for planning: its memory must not be read. Slots are 8 TiB apart."""
     for size in shape:
         if not 0 <= size < 1 << 63:
             raise error_for(ERROR_SHAPE, f"{name} has the shape {list(shape)}, wanted sizes of at least 0 that fit 63 bits")
-    return View(slot << 43, shape, None, code, code >> 11 & 31, True, None)
+    return View(slot << 43, shape, None, code, code >> 11 & 31, True, None, device)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ double index_bytes(const attention_problem& problem, const device_geometry& g) {
   if (problem.varlen()) bytes += 16.0 * static_cast<double>(p.batch + 1);
   if (problem.has(CQSA_ATTENTION_SEQUSED_K)) bytes += 8.0 * static_cast<double>(p.batch);
   const double groups = static_cast<double>(divided_up(p.num_kv_heads, g.heads));
-  if (problem.paged() && !g.whole) bytes += 4.0 * groups * static_cast<double>(p.batch * (p.seqlen_k / p.page_size + 1));
+  if (problem.paged()) bytes += 4.0 * groups * static_cast<double>(p.batch * (p.seqlen_k / p.page_size + 1));
   return bytes;
 }
 
@@ -274,6 +274,7 @@ class staging_fitter {
 footprint device_footprint(const attention_problem& problem, const cqsa_attention_impl* impl, const budget& limit, int32_t threads,
                            schedule_choice& choice) {
   const device_geometry g = geometry_of(problem, choice);
+  if (g.whole) return whole_footprint(shape_of_leaf(problem), impl, choice);
   arena device, staging, host;
   device_layout layout;
   layout.carve(problem, impl, choice, g, device);
@@ -283,13 +284,9 @@ footprint device_footprint(const attention_problem& problem, const cqsa_attentio
   footprint cost;
   cost.device = cost.workspace = device.used();
   cost.bytes_out = index_bytes(problem, g);
-  if (g.whole) {
-    cost.tasks = 1 + problem.varlen();
-  } else {
-    cost.bytes_in = small_bytes(problem, g);
-    if (g.out_back) cost.bytes_out += query_rows(problem) * static_cast<double>(out_bytes(problem));
-    g.cqs ? count_cqs(problem, g, cost) : count_stream(problem, g, cost);
-  }
+  cost.bytes_in = small_bytes(problem, g);
+  if (g.out_back) cost.bytes_out += query_rows(problem) * static_cast<double>(out_bytes(problem));
+  g.cqs ? count_cqs(problem, g, cost) : count_stream(problem, g, cost);
   choice.staging = staging_fitter(problem, layout, cost, host.used(), limit, threads, choice.staging.pinned).fit();
   staging_layout().carve(choice.staging, staging);
   cost.host = host.used() + resident_bytes_of_staging(problem, choice.staging) + (choice.staging.pinned ? 0 : staging.used());

@@ -49,7 +49,7 @@ cqsa_status device_run::open(const budget& limit) {
   session.mapped = problem.mapped() ? &pages : nullptr;
   CQSA_TRY(session.allocate(problem, impl, choice, g, run.args->workspace, limit));
   CQSA_TRY(copy_indices());
-  return g.whole ? CQSA_OK : upload_small();
+  return upload_small();
 }
 
 cqsa_status device_run::copy_indices() {
@@ -156,7 +156,8 @@ cqsa_attention_leaf device_run::leaf_of(const device_group& group) const {
   leaf.seqlen_k = group.seqlen_k;
   leaf.cu_seqlens_q = leaf.cu_seqlens_k = leaf.seqused_k = nullptr;
   leaf.page_table = nullptr;
-  leaf.page_size = 0;
+  leaf.page_size = leaf.num_pages = 0;
+  leaf.total_q = leaf.total_k = 0;
   leaf.slopes = moved(slopes_, group.item, group.q_head, 0, 0);
   leaf.sinks = moved(sinks_, 0, group.q_head, 0, 0);
   leaf.k_scale = moved(k_scale_, 0, problem.p.scale_k == CQSA_SCALE_HEAD ? group.head : 0, 0, 0);

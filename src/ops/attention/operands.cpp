@@ -540,6 +540,9 @@ cqsa_attention_leaf numbers_of_leaf(const params& p) {
   leaf.scale_v = p.scale_v;
   leaf.kv_group = p.kv_group;
   leaf.page_size = p.page_size;
+  leaf.num_pages = p.num_pages;
+  leaf.total_q = p.total_q;
+  leaf.total_k = p.total_k;
   leaf.softmax_scale = p.softmax_scale;
   leaf.softcap = p.softcap;
   leaf.causal = p.causal;

@@ -12,7 +12,7 @@ namespace cqsa {
 
 // How much of a machine's model must be measured.
 enum class rates {
-  known,    // costs nothing: nominal on a host backend; on a device whatever was measured before, else nominal
+  known,    // costs nothing: nominal on a host backend; on a device whatever was measured before, else nominal. Without capacities
   compute,  // the compute rate too, on a host backend: some tens of ms, little memory
   all       // copies as well, through buffers of 32 MiB
 };
@@ -39,6 +39,13 @@ struct hardware_model {
 
   double flops(int64_t head_dim) const;
   double memory_rate() const { return device_copy > 0 ? device_copy : 20 * copy_in; }
+  // What another context has measured of the same device.
+  void take_rates(const hardware_model& other) {
+    flops_64 = other.flops_64, flops_128 = other.flops_128;
+    copy_in = other.copy_in, copy_out = other.copy_out, host_copy = other.host_copy, device_copy = other.device_copy;
+    launch_seconds = other.launch_seconds;
+    measured = other.measured;
+  }
 };
 
 // Staging memory of a device run: slots that threads fill for the way in, and empty on the way back.
@@ -98,6 +105,9 @@ footprint device_footprint(const attention_problem&, const cqsa_attention_impl* 
                            schedule_choice& choice);
 budget budget_of(const attention_problem&, const hardware_model&);
 
+// Of one leaf call on what is on the device already, whose leaf (without data) is at hand.
+footprint whole_footprint(const cqsa_attention_leaf&, const cqsa_attention_impl* impl, const schedule_choice&);
+
 // Why a candidate is not the plan; text is made only for explain.
 struct candidate_note {
   schedule_choice choice;
@@ -123,6 +133,9 @@ cqsa_status choose_implementation(const cqsa_backend_v1&, const attention_proble
 double predicted_seconds(const attention_problem&, const hardware_model&, const schedule_choice&, const footprint&);
 double problem_flops(const attention_problem&);
 
+// Name and capacity: the free memory of a device. Asking a driver for it takes longer than everything else that planning does.
+cqsa_status add_capacities(const cqsa_context&, hardware_model& inout);
+
 // The context's machine. What is measured is kept in the context.
 cqsa_status hardware_of(const cqsa_context&, rates needed, hardware_model& out);
 cqsa_status hardware_from_json(const char* json, hardware_model& out);
@@ -145,11 +158,16 @@ namespace cqsa {
 struct run_state {
   const cqsa_plan* plan;
   const cqsa_attention_args* args;
+  void* stream = nullptr;  // the caller's, on a backend with memory of its own; nullptr: the default stream
   cqsa_run_info info{};
   int64_t done = 0, total = 1;  // tiles, for progress
 };
 cqsa_status run_host(run_state&, const cqsa_attention_leaf& whole);
+// Begins when what is queued on run.stream has ended.
 cqsa_status run_device(run_state&, const cqsa_attention_leaf& whole);
+// The same for a run of one leaf call that wanted so many bytes of device memory which were not to be had: by STREAM, unless
+// DIRECT was asked for.
+cqsa_status run_device_in_less(run_state&, const cqsa_attention_leaf& whole, uint64_t bytes);
 
 // varlen: out = 0 and lse = -inf in the rows past the last segment, through views of host memory.
 void clear_rows_past_segments(const attention_problem&, const cqsa_attention_leaf& whole);

@@ -70,8 +70,7 @@ class chooser {
   chooser(const attention_problem& problem, const hardware_model& machine, const cqsa_attention_impl* impl, const budget& limit,
           std::vector<candidate_note>* notes = nullptr)
       : problem_(problem), machine_(machine), impl_(impl), limit_(limit), notes_(notes) {
-    const cqsa_attention_leaf leaf = shape_of_leaf(problem);
-    num_tiles_ = impl ? impl->tiles(&leaf, tiles_, most_tiles) : 0;
+    num_tiles_ = impl ? impl->tiles(&leaf_, tiles_, most_tiles) : 0;
     if (num_tiles_ <= 0) tiles_[0] = generic_tile, num_tiles_ = 1;
   }
 
@@ -91,11 +90,17 @@ class chooser {
     return problem_.p.schedule == CQSA_SCHEDULE_AUTO || problem_.p.schedule == schedule;
   }
 
+  // Also decides the staging of a choice that needs some.
+  footprint price(schedule_choice& choice) const {
+    if (machine_.host) return host_footprint(problem_, impl_, choice);
+    const bool whole = choice.schedule == CQSA_SCHEDULE_DIRECT && problem_.on_device();
+    return whole ? whole_footprint(leaf_, impl_, choice) : device_footprint(problem_, impl_, limit_, machine_.workers, choice);
+  }
+
   // Prices a candidate. Returns whether it fits.
   bool offer(const schedule_choice& choice) {
     priced item{choice, {}, 0};
-    item.cost = machine_.host ? host_footprint(problem_, impl_, choice)
-                              : device_footprint(problem_, impl_, limit_, machine_.workers, item.choice);
+    item.cost = price(item.choice);
     item.seconds = predicted_seconds(problem_, machine_, choice, item.cost);
     const bool fits = limit_.admits(item.cost);
     if (!fits) refusals_.add(limit_, item.cost);
@@ -286,14 +291,9 @@ class chooser {
 
   void offer_device() {
     if (wanted(CQSA_SCHEDULE_DIRECT)) offer_device_direct();
-    if (all_on_device() && !items_.empty() && !notes_) return;  // nothing to copy: nothing is faster than direct
+    if (problem_.on_device() && !items_.empty() && !notes_) return;  // nothing to copy: nothing is faster than direct
     if (wanted(CQSA_SCHEDULE_STREAM)) offer_device_stream();
     if (cqs_matters()) for_staging([this] { offer_cqs(); });
-  }
-
-  bool all_on_device() const {
-    const auto& p = problem_.p;
-    return p.memory_q == CQSA_MEMORY_DEVICE && p.memory_kv == CQSA_MEMORY_DEVICE && p.memory_out == CQSA_MEMORY_DEVICE;
   }
 
   bool one_by_one() const {  // sequences have lengths or places of their own: one batch item per group
@@ -301,7 +301,7 @@ class chooser {
   }
 
   void offer_device_direct() {
-    if (!all_on_device() && one_by_one()) return;
+    if (!problem_.on_device() && one_by_one()) return;
     for_staging([this] {
       for (int i = 0; i < num_tiles_; ++i) {
         schedule_choice choice = device_choice(tiles_[i]);
@@ -315,7 +315,7 @@ class chooser {
   template <class F>
   void for_staging(F offers) {
     for (const bool pinned : {true, false}) {
-      if (pinned && (!machine_.pinned || all_on_device())) continue;
+      if (pinned && (!machine_.pinned || problem_.on_device())) continue;
       staging_pinned_ = pinned;
       const size_t before = items_.size();
       offers();
@@ -393,6 +393,7 @@ class chooser {
   }
 
   const attention_problem& problem_;
+  const cqsa_attention_leaf leaf_ = shape_of_leaf(problem_);
   const hardware_model& machine_;
   const cqsa_attention_impl* impl_;
   const budget& limit_;
@@ -493,7 +494,7 @@ cqsa_status choose_schedule(const attention_problem& problem, const hardware_mod
   if (problem.empty()) {
     choice_out = {};
     cost_out = {};
-    cost_out.workspace = (machine.host ? cost_out.host : cost_out.device) = workspace_header_bytes;
+    if (machine.host) cost_out.workspace = cost_out.host = workspace_header_bytes;
     if (!limit.admits(cost_out))
       return fail(CQSA_ERROR_BUDGET_TOO_SMALL, "the budget is below the least that works, %d bytes", workspace_header_bytes);
     return CQSA_OK;

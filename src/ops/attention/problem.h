@@ -21,6 +21,10 @@ struct attention_problem {
   bool mapped() const {
     return p.memory_q == CQSA_MEMORY_MAPPED || p.memory_kv == CQSA_MEMORY_MAPPED || p.memory_out == CQSA_MEMORY_MAPPED;
   }
+  // Every operand and output is memory of the device.
+  bool on_device() const {
+    return p.memory_q == CQSA_MEMORY_DEVICE && p.memory_kv == CQSA_MEMORY_DEVICE && p.memory_out == CQSA_MEMORY_DEVICE;
+  }
   // No output element at all.
   bool empty() const { return varlen() ? p.total_q == 0 : p.batch == 0 || p.seqlen_q == 0; }
   // Bytes of one row of one head; k and v include nothing of their scales.

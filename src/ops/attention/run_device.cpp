@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs of a backend with its own memory: attempts at what is still to be done, each with all its memory allocated at the
-// start. When the device has less than the plan was promised, the next attempt asks for half and goes on where the last one
-// stopped.
+// Runs of a backend with its own memory that are not enqueued (enqueue.h): attempts at what is still to be done, each with all
+// its memory allocated at the start. When the device has less than the plan was promised, the next attempt asks for half and
+// goes on where the last one stopped.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -22,6 +22,7 @@ class device_runner {
   }
 
   cqsa_status run() {
+    CQSA_TRY(wait_for_caller());
     cqsa_status status = attempt();
     while (status == CQSA_ERROR_OUT_OF_DEVICE_MEMORY && (status = plan_again()) == CQSA_OK) {
       saved_.freeze();
@@ -32,7 +33,22 @@ class device_runner {
     return status;
   }
 
+  cqsa_status run_in_less(uint64_t bytes) {
+    failed_bytes_ = bytes;
+    CQSA_TRY(plan_again());
+    return run();
+  }
+
  private:
+  // What the host gathers must have been written too, so an event that only orders streams would not do.
+  cqsa_status wait_for_caller() {
+    const cqsa_context& context = *run_.plan->context;
+    const cqsa_status status = context.backend->stream_sync(context.device, run_.stream);
+    if (status == CQSA_OK) return CQSA_OK;
+    return fail(status, "waiting for what is queued on stream failed on backend %s: %s", context.backend->name,
+                context.backend->last_error());
+  }
+
   void push(const device_region& r) {
     if (r.item_begin < r.item_end && r.head_begin < r.head_end && r.row_begin < r.row_end) regions_[count_++] = r;
   }
@@ -48,11 +64,10 @@ class device_runner {
   }
 
   cqsa_status run_parts(device_run& run) {
-    run_.total = run.g.whole ? 1 : run.progress_total();
+    run_.total = run.progress_total();
     if (run_.args->checkpoint) CQSA_TRY(resume(run));
     if (!tail_done_) CQSA_TRY(clear_tail(run));
     tail_done_ = true;
-    if (run.g.whole) return run_whole(run);
     while (count_ > 0) {
       const device_region region = regions_[count_ - 1];
       const cqsa_status status = run.g.cqs ? run_device_cqs(run, region) : run_device_stream(run, region);
@@ -85,17 +100,6 @@ class device_runner {
     push({item_end, r.item_end, r.head_begin, r.head_end, r.row_begin, r.row_end});
     push({g.item, item_end, head_end, r.head_end, r.row_begin, r.row_end});
     push({g.item, item_end, g.head, head_end, std::max(at.q, r.row_begin), r.row_end});
-  }
-
-  cqsa_status run_whole(device_run& run) {
-    CQSA_TRY(poll_run(run_, 0));
-    cqsa_attention_leaf leaf = whole_;
-    leaf.tile_q = choice_.leaf_tile_q;
-    leaf.tile_k = choice_.leaf_tile_k;
-    CQSA_TRY(run.launch(leaf));
-    CQSA_TRY(run.session.drain());
-    count_ = 0;
-    return poll_run(run_, 1);
   }
 
   // varlen: rows past the last segment have no key and no sink.
@@ -170,5 +174,21 @@ class device_runner {
 }  // namespace
 
 cqsa_status run_device(run_state& run, const cqsa_attention_leaf& whole) { return device_runner(run, whole).run(); }
+
+cqsa_status run_device_in_less(run_state& run, const cqsa_attention_leaf& whole, uint64_t bytes) {
+  // The failure's own sentence says what could not be had.
+  if (run.plan->problem.p.schedule == CQSA_SCHEDULE_DIRECT) return CQSA_ERROR_OUT_OF_DEVICE_MEMORY;
+  cqsa_plan plan = *run.plan;
+  plan.problem.p.schedule = CQSA_SCHEDULE_STREAM;
+  // One leaf call may be an implementation that keeps no state; several want one that does.
+  if (choose_implementation(*plan.context->backend, plan.problem, true, plan.impl) != CQSA_OK)
+    return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "%" PRIu64 " bytes of device memory could not be had, and no implementation can do "
+                                                 "with less", bytes);
+  const cqsa_plan* const whole_plan = run.plan;
+  run.plan = &plan;
+  const cqsa_status result = device_runner(run, whole).run_in_less(bytes);
+  run.plan = whole_plan;
+  return result;
+}
 
 }  // namespace cqsa

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake -DLOG=file [-DHEADER=text] -P run_logged.cmake -- command ..
+# Runs a command of the build and keeps what it said, for the reports. It is shown too when it holds a warning or the command failed.
+set(command)
+set(after_dashes FALSE)
+math(EXPR last "${CMAKE_ARGC} - 1")
+foreach(i RANGE ${last})
+  if(after_dashes)
+    list(APPEND command "${CMAKE_ARGV${i}}")
+  elseif(CMAKE_ARGV${i} STREQUAL "--")
+    set(after_dashes TRUE)
+  endif()
+endforeach()
+
+string(TIMESTAMP begin "%s")
+execute_process(COMMAND ${command} RESULT_VARIABLE status OUTPUT_VARIABLE said ERROR_VARIABLE said)
+string(TIMESTAMP end "%s")
+math(EXPR seconds "${end} - ${begin}")
+file(WRITE "${LOG}" "# ${HEADER}\n# seconds ${seconds}\n${said}")
+if(NOT status EQUAL 0)
+  string(REPLACE ";" " " command "${command}")
+  message("${command}\n${said}")
+  message(FATAL_ERROR "exit status ${status}")
+elseif(said MATCHES "warning")
+  message("${said}")
+endif()

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/attention/enqueue.h"
+
+#include <cinttypes>
+
+#include "tensor.h"
+#include "workspace.h"
+
+namespace cqsa {
+
+cqsa_status query_stream(const cqsa_context& context, void* stream, bool& capturing_out) {
+  const cqsa_backend_v1& backend = *context.backend;
+  capturing_out = false;
+  if (context.is_host()) {
+    if (stream == nullptr) return CQSA_OK;
+    return fail(CQSA_ERROR_INVALID_ARGUMENT, "stream is not NULL, but backend %s has no streams", backend.name);
+  }
+  int32_t capturing = 0;
+  const cqsa_status status = backend.stream_query(context.device, stream, &capturing);
+  if (status != CQSA_OK)
+    return fail(status, "stream cannot be used with %s device %d: %s", backend.name, context.device_index, backend.last_error());
+  capturing_out = capturing != 0;
+  return CQSA_OK;
+}
+
+// ---- pointers ---------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+cqsa_status refuse_pointer(const cqsa_context& context, const cqsa_tensor& t, const char* name, const cqsa_pointer_info& found) {
+  const char* const backend = context.backend->name;
+  if (t.device_type != context.backend->device_type)
+    return fail(CQSA_ERROR_DEVICE, "%s is declared in host memory, but its pointer is memory of %s device %d", name, backend,
+                found.device);
+  if (found.kind == CQSA_POINTER_DEVICE)
+    return fail(CQSA_ERROR_DEVICE, "%s is declared on %s device %d, but its pointer is memory of device %d", name, backend,
+                t.device_id, found.device);
+  return fail(CQSA_ERROR_DEVICE, "%s is declared on %s device %d, but its pointer is %s host memory", name, backend, t.device_id,
+              found.kind == CQSA_POINTER_PINNED ? "pinned" : "ordinary");
+}
+
+cqsa_status query_pointer(const cqsa_context& context, const void* pointer, const char* name, cqsa_pointer_info& found) {
+  const cqsa_status status = context.backend->pointer_query(context.device, pointer, &found);
+  if (status == CQSA_OK) return CQSA_OK;
+  return fail(status, "the driver cannot say what %s points to: %s", name, context.backend->last_error());
+}
+
+struct operand_name {
+  const cqsa_tensor* cqsa_attention_args::*tensor;
+  const char* name;
+};
+
+constexpr operand_name operand_names[] = {
+    {&cqsa_attention_args::q, "args->q"},
+    {&cqsa_attention_args::k, "args->k"},
+    {&cqsa_attention_args::v, "args->v"},
+    {&cqsa_attention_args::out, "args->out"},
+    {&cqsa_attention_args::lse, "args->lse"},
+    {&cqsa_attention_args::k_scale, "args->k_scale"},
+    {&cqsa_attention_args::v_scale, "args->v_scale"},
+    {&cqsa_attention_args::mask, "args->mask"},
+    {&cqsa_attention_args::bias, "args->bias"},
+    {&cqsa_attention_args::alibi_slopes, "args->alibi_slopes"},
+    {&cqsa_attention_args::sinks, "args->sinks"},
+    {&cqsa_attention_args::cu_seqlens_q, "args->cu_seqlens_q"},
+    {&cqsa_attention_args::cu_seqlens_k, "args->cu_seqlens_k"},
+    {&cqsa_attention_args::seqused_k, "args->seqused_k"},
+    {&cqsa_attention_args::page_table, "args->page_table"},
+};
+
+}  // namespace
+
+// Memory declared pinned that is not is only slower: a copy from or to it has read or written it when it returns.
+cqsa_status check_pointer(const cqsa_context& context, const cqsa_tensor& t, const char* name) {
+  if (context.backend->pointer_query == nullptr || is_empty(t)) return CQSA_OK;
+  cqsa_pointer_info found{};
+  CQSA_TRY(query_pointer(context, reinterpret_cast<const void*>(address_of(t)), name, found));
+  if (found.kind == CQSA_POINTER_MANAGED) return CQSA_OK;
+  const bool here = found.kind == CQSA_POINTER_DEVICE && found.device == context.device_index;
+  const bool fits = t.device_type == context.backend->device_type ? here : found.kind != CQSA_POINTER_DEVICE;
+  return fits ? CQSA_OK : refuse_pointer(context, t, name, found);
+}
+
+cqsa_status check_pointers(const cqsa_context& context, const cqsa_attention_args& args) {
+  if (context.backend->pointer_query == nullptr) return CQSA_OK;
+  for (const operand_name& o : operand_names)
+    if (const cqsa_tensor* t = args.*o.tensor) CQSA_TRY(check_pointer(context, *t, o.name));
+  if (args.workspace == nullptr) return CQSA_OK;
+  cqsa_pointer_info found{};
+  CQSA_TRY(query_pointer(context, args.workspace, "args->workspace", found));
+  if (found.kind == CQSA_POINTER_MANAGED || (found.kind == CQSA_POINTER_DEVICE && found.device == context.device_index))
+    return CQSA_OK;
+  return fail(CQSA_ERROR_WORKSPACE, "args->workspace is not memory of %s device %d", context.backend->name, context.device_index);
+}
+
+// ---- the run ----------------------------------------------------------------------------------------------------------------
+
+bool enqueues(const cqsa_plan& plan) {
+  return !plan.hardware.host && plan.choice.schedule == CQSA_SCHEDULE_DIRECT && plan.problem.on_device();
+}
+
+cqsa_status check_capture(const cqsa_plan& plan, const cqsa_attention_args& args) {
+  if (!enqueues(plan))
+    return fail(CQSA_ERROR_CAPTURE_UNSAFE, "stream is being captured into a graph, but this plan waits for the device: only the "
+                                           "direct schedule with every operand on the device can be captured");
+  if (plan.cost.workspace == 0 || args.workspace) return CQSA_OK;
+  return fail(CQSA_ERROR_CAPTURE_UNSAFE, "stream is being captured into a graph, where nothing can be allocated, and the plan needs "
+                                         "%" PRIu64 " bytes: pass them as args->workspace", plan.cost.workspace);
+}
+
+namespace {
+
+// What priced the plan and what is launched are the same.
+cqsa_attention_leaf finished(const cqsa_attention_leaf& whole, const schedule_choice& choice) {
+  cqsa_attention_leaf leaf = whole;
+  leaf.tile_q = choice.leaf_tile_q;
+  leaf.tile_k = choice.leaf_tile_k;
+  if (leaf.cu_seqlens_q) leaf.flags |= CQSA_LEAF_CLEAR_TAIL;
+  return leaf;
+}
+
+}  // namespace
+
+footprint whole_footprint(const cqsa_attention_leaf& shape, const cqsa_attention_impl* impl, const schedule_choice& choice) {
+  const cqsa_attention_leaf leaf = finished(shape, choice);
+  arena counting;
+  counting.take_bytes(impl ? impl->workspace(&leaf, choice.workers) : 0);
+  footprint cost;
+  cost.device = cost.workspace = counting.used();
+  cost.tasks = 1;
+  return cost;
+}
+
+namespace {
+
+cqsa_status launch(run_state& run, const cqsa_attention_leaf& whole, void* workspace) {
+  const cqsa_plan& plan = *run.plan;
+  const cqsa_attention_leaf leaf = finished(whole, plan.choice);
+  const cqsa_status status = plan.impl->launch(plan.context->device, &leaf, workspace, plan.cost.workspace, nullptr, run.stream);
+  if (status == CQSA_OK) return CQSA_OK;
+  const cqsa_backend_v1& backend = *plan.context->backend;
+  return fail(status, "%s failed on backend %s: %s", plan.impl->name, backend.name, backend.last_error());
+}
+
+// A device without memory in stream order: the run takes ordinary memory, and has to wait before it gives it back.
+cqsa_status launch_and_wait(run_state& run, const cqsa_attention_leaf& whole) {
+  const cqsa_context& context = *run.plan->context;
+  const cqsa_backend_v1& backend = *context.backend;
+  const uint64_t bytes = run.plan->cost.workspace;
+  void* memory = nullptr;
+  cqsa_status status = backend.device_alloc(context.device, bytes, &memory);
+  if (status != CQSA_OK)
+    return fail(status, "the allocation of %" PRIu64 " bytes of device memory failed on backend %s: %s", bytes, backend.name,
+                backend.last_error());
+  status = launch(run, whole, memory);
+  const cqsa_status waited = backend.stream_sync(context.device, run.stream);
+  if (status == CQSA_OK && waited != CQSA_OK)
+    status = fail(waited, "waiting for the device failed on backend %s: %s", backend.name, backend.last_error());
+  backend.device_free(context.device, memory);
+  return status;
+}
+
+// With the library's own memory around the launch, in the order of the stream.
+cqsa_status launch_with_memory(run_state& run, const cqsa_attention_leaf& whole) {
+  const cqsa_context& context = *run.plan->context;
+  const cqsa_backend_v1& backend = *context.backend;
+  const uint64_t bytes = run.plan->cost.workspace;
+  void* memory = nullptr;
+  cqsa_status status = backend.stream_alloc(context.device, bytes, run.stream, &memory);
+  if (status == CQSA_ERROR_UNSUPPORTED) return launch_and_wait(run, whole);
+  if (status != CQSA_OK)
+    return fail(status, "the allocation of %" PRIu64 " bytes of device memory failed on backend %s: %s", bytes, backend.name,
+                backend.last_error());
+  status = launch(run, whole, memory);
+  const cqsa_status freed = backend.stream_free(context.device, memory, run.stream);
+  if (status != CQSA_OK || freed == CQSA_OK) return status;
+  return fail(freed, "giving back device memory failed on backend %s: %s", backend.name, backend.last_error());
+}
+
+}  // namespace
+
+cqsa_status run_enqueued(run_state& run, const cqsa_attention_leaf& whole) {
+  CQSA_TRY(poll_run(run, 0));
+  const uint64_t bytes = run.plan->cost.workspace;
+  const bool own = bytes != 0 && run.args->workspace == nullptr;
+  const cqsa_status status = own ? launch_with_memory(run, whole) : launch(run, whole, run.args->workspace);
+  if (status == CQSA_ERROR_OUT_OF_DEVICE_MEMORY && own) return run_device_in_less(run, whole, bytes);
+  CQSA_TRY(status);
+  run.info.tasks = 1;
+  run.info.peak_device_bytes = bytes;
+  return poll_run(run, 1);
+}
+
+}  // namespace cqsa
