@@ -19,7 +19,7 @@ import sys, torch
 leave = int(sys.argv[1])
 torch.cuda.init()
 blocks, size = [], 8 << 30
-while size >= 16 << 20:
+while size >= 2 << 20:
     free = torch.cuda.mem_get_info()[0]
     if free - leave < size:
         size //= 2
@@ -69,9 +69,10 @@ def test_memory_taken_before():
     cqsa.attention(*(x[:, :, :256] for x in (q, k, v)), backend="cuda")  # context and code are there
     plan = cqsa.attention_plan(q, k, v, causal="top_left", backend="cuda")
     wanted = plan.describe()["peak_device_bytes"]
-    with Taker(leave=wanted // 2 + (8 << 20)):
+    with Taker(leave=2 << 20):
         out, info = cqsa.attention(q, k, v, causal="top_left", backend="cuda", memory_limit=2 * wanted, return_info=True)
-    print(f"    the plan wanted {wanted >> 20} MiB; the run took {info['run']['peak_device_bytes'] >> 20} MiB after {info['run']['retries']} retries")
+    print(f"    the plan wanted {wanted / 2**20:.1f} MiB; the run took {info['run']['peak_device_bytes'] / 2**20:.1f} MiB after {info['run']['retries']} retries")
+    assert info["run"]["retries"] > 0, "the memory was to be had after all"
     check(out, q, k, v)
 
 
