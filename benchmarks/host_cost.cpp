@@ -12,7 +12,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -254,8 +254,7 @@ void measure_plugin(const cqsa_backend_v1& backend, const operands& o) {
 }
 
 cqsa_context* open_context(const char* plugin) {
-  std::string folder(plugin);
-  folder = folder.find('/') == std::string::npos ? "." : folder.substr(0, folder.rfind('/'));
+  const std::string folder = std::filesystem::absolute(plugin).parent_path();
   cqsa_context_params params = CQSA_CONTEXT_PARAMS_INIT;
   params.backend = "cuda";
   params.backend_path = folder.c_str();
