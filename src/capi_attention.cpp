@@ -10,6 +10,7 @@
 #include "ops/attention/enqueue.h"
 #include "ops/attention/merge.h"
 #include "ops/attention/plan.h"
+#include "ops/attention/plan_cache.h"
 #include "tensor.h"
 
 using namespace cqsa;
@@ -65,15 +66,27 @@ bool choose_whole(cqsa_plan& plan) {
   return status == CQSA_OK && (limit.device != UINT64_MAX || plan.cost.device <= small);
 }
 
-// Everything that is decided before operands are seen. The plan's context is not counted here.
-cqsa_status make_plan(const cqsa_context* context, const cqsa_attention_params* params, cqsa_plan& plan) {
+// Everything that is decided before operands are seen. The plan's context is not counted here. lasting_out: the same params will
+// get the same plan, as nothing that changes from call to call was asked for it.
+cqsa_status make_plan(const cqsa_context* context, const cqsa_attention_params* params, cqsa_plan& plan, bool* lasting_out = nullptr) {
   CQSA_TRY(make_problem(params, plan.problem));
   plan.context = const_cast<cqsa_context*>(context);
   CQSA_TRY(hardware_of(*context, rates::known, plan.hardware));
   if (context->is_host()) return choose_plan(plan);
-  if (choose_whole(plan)) return CQSA_OK;
+  const bool whole = choose_whole(plan);
+  if (lasting_out) *lasting_out = whole;
+  if (whole) return CQSA_OK;
   CQSA_TRY(add_capacities(*context, plan.hardware));
   return choose_whole(plan) ? CQSA_OK : choose_plan(plan);
+}
+
+// The plan of one call: programs make the same one again and again.
+cqsa_status find_plan(const cqsa_context* context, const cqsa_attention_params& params, cqsa_plan& plan) {
+  if (find_cached_plan(*context, params, plan)) return CQSA_OK;
+  bool lasting = false;
+  CQSA_TRY(make_plan(context, &params, plan, &lasting));
+  if (lasting) cache_plan(*context, params, plan);
+  return CQSA_OK;
 }
 
 cqsa_status check_workspace(const cqsa_plan& plan, const void* workspace, uint64_t bytes) {
@@ -110,7 +123,9 @@ cqsa_status check_device_index(const cqsa_context& context, const cqsa_attention
   return CQSA_OK;
 }
 
-cqsa_status run_on_device(run_state& run, const cqsa_attention_leaf& whole) {
+cqsa_status start_run(run_state& run, const cqsa_attention_leaf& whole) {
+  if (run.plan->problem.empty()) return CQSA_OK;
+  if (run.plan->hardware.host) return run_host(run, whole);
   return enqueues(*run.plan) ? run_enqueued(run, whole) : run_device(run, whole);
 }
 
@@ -128,11 +143,11 @@ cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args, voi
   whole.batch_invariant = plan.problem.batch_invariant();
   run_state run{&plan, &args, stream};
   report_choice(plan.choice, plan.hardware.host, run.info);
+  if (args.info == nullptr) return start_run(run, whole);  // nobody asks how long it took
   const auto start = std::chrono::steady_clock::now();
-  cqsa_status status = CQSA_OK;
-  if (!plan.problem.empty()) status = plan.hardware.host ? run_host(run, whole) : run_on_device(run, whole);
+  const cqsa_status status = start_run(run, whole);
   run.info.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (args.info) write_struct(run.info, args.info);
+  write_struct(run.info, args.info);
   return status;
 }
 
@@ -208,7 +223,7 @@ cqsa_status cqsa_attention(cqsa_context* context, const cqsa_attention_params* p
     CQSA_TRY(copy_params(params, complete));
     CQSA_TRY(complete_params(*context, operands, complete));
     cqsa_plan plan;
-    CQSA_TRY(make_plan(context, &complete, plan));
+    CQSA_TRY(find_plan(context, complete, plan));
     return run_plan(plan, operands, stream, capturing);
   });
 }

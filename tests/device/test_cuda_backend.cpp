@@ -213,7 +213,7 @@ void case_contexts() {
 }
 
 void check_pointer(const opened& d, const void* pointer, int32_t kind, const char* what) {
-  cqsa_pointer_info info = {77, 77};
+  cqsa_pointer_info info = {77, 77, 77, 77};
   CALL_OK(b(), pointer_query, d.handle, pointer, &info);
   CHECK(info.kind == kind && info.device == 0, "%s: kind %d of device %d", what, info.kind, info.device);
 }
