@@ -178,14 +178,15 @@ typedef struct cqsa_backend_v1 {
   void (*device_free)(void *device, void *memory);
   cqsa_status (*pinned_alloc)(void *device, uint64_t bytes, void **memory_out);
   void (*pinned_free)(void *device, void *memory);
-  /* Streams and events. Work on one stream is in order; streams are not ordered among each other but by events. */
+  /* Streams and events. Work on one stream is in order; streams are not ordered among each other but by events. Several threads
+   * use them, and copy(), at the same time. */
   cqsa_status (*stream_create)(void *device, void **stream_out);
   void (*stream_destroy)(void *device, void *stream);
   cqsa_status (*stream_sync)(void *device, void *stream);
   cqsa_status (*event_create)(void *device, void **event_out);
   void (*event_destroy)(void *device, void *event);
   cqsa_status (*event_record)(void *device, void *event, void *stream);
-  cqsa_status (*event_sync)(void *device, void *event);           /* host waits */
+  cqsa_status (*event_sync)(void *device, void *event);           /* host waits, without burning a core: I/O threads wait for leaves */
   cqsa_status (*stream_wait)(void *device, void *stream, void *event); /* stream waits */
   /* In stream order. Host memory that is not pinned has been read when a copy to the device returns. */
   cqsa_status (*copy)(void *device, void *to, const void *from, uint64_t bytes, int32_t direction, void *stream);

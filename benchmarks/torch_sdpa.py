@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """cqsa against torch's CPU scaled_dot_product_attention in one process, two threads each; a markdown table.
 
-    python3 benchmarks/torch_sdpa.py [--quick] [--threads N] [--heads N] [--seconds S] [--least-runs N]
+    python3 benchmarks/torch_sdpa.py [--quick] [--threads N] [--heads N] [--seconds S] [--turns N]
 
 The machine is shared and noisy: the two are timed alternately and the best of several counts. Every cell is checked: sampled rows of both
 against float64. Exits 1 if a check fails; a cell where torch is faster is marked, and counted in the last line.
@@ -17,7 +17,7 @@ parser.add_argument("--quick", action="store_true", help="up to 4096 tokens")
 parser.add_argument("--threads", type=int, default=2)
 parser.add_argument("--heads", type=int, help="in every cell (8, and fewer for long sequences)")
 parser.add_argument("--seconds", type=float, default=1.0, help="for each cell, at least")
-parser.add_argument("--least-runs", type=int, default=3)
+parser.add_argument("--turns", type=int, default=3)
 options = parser.parse_args()
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:options.threads])  # cqsa takes one thread per core available
 
@@ -30,6 +30,7 @@ torch.set_num_threads(options.threads)
 sdpa = torch.nn.functional.scaled_dot_product_attention
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 MOST_RUNS = 40
+PAUSE = 0.25  # longer than any OpenMP library spins by default
 
 
 def heads_of(tokens):
@@ -37,14 +38,20 @@ def heads_of(tokens):
 
 
 def best_seconds(calls):
-    """The best time of each call, taken in turns."""
-    best, begun, runs = [float("inf")] * len(calls), time.perf_counter(), 0
-    while runs < options.least_runs or (runs < MOST_RUNS and time.perf_counter() - begun < options.seconds):
+    """The best time of each call, taken in turns of a few runs. A pause comes before each turn: the threads of an OpenMP library
+    spin for a while after their work, on the cores that the other one then needs."""
+    best, spent = [float("inf")] * len(calls), [0.0] * len(calls)
+    for _ in range(options.turns):
         for index, call in enumerate(calls):
-            start = time.perf_counter()
-            call()
-            best[index] = min(best[index], time.perf_counter() - start)
-        runs += 1
+            time.sleep(PAUSE)
+            for run in range(MOST_RUNS):
+                start = time.perf_counter()
+                call()
+                seconds = time.perf_counter() - start
+                best[index] = min(best[index], seconds)
+                spent[index] += seconds
+                if run > 0 and spent[index] > options.seconds / len(calls):
+                    break
     return best
 
 
@@ -91,7 +98,7 @@ def main():
     taken = [cqsa.attention_plan((1, 1, 1024, 64), (1, 1, 1024, 64), dtype=name, backend="cpu").describe()["implementation"]
              for name in ("float32", "bfloat16")]
     print(f"{datetime.date.today()}, {processor()}, {options.threads} threads; torch {torch.__version__} ({capability}), cqsa {cqsa.__version__} "
-          f"({' and '.join(taken)}); GFLOP/s, best of {options.least_runs} to {MOST_RUNS}, in turns\n")
+          f"({' and '.join(taken)}); GFLOP/s, best of {options.turns} turns of 2 to {MOST_RUNS}\n")
     print("| type | D | N | heads | mask | torch | cqsa | cqsa/torch | torch error | cqsa error |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     results = [cell(dtype, dim, tokens, causal) for dtype in (torch.float32, torch.bfloat16) for dim in (64, 128)

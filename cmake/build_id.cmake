@@ -22,7 +22,7 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
 set(CQSA_BUILD_ID "${PROJECT_VERSION}-${CQSA_GIT_ID}-${interface_hash}")
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  set(cpu_targets "[\\\"avx512\\\",\\\"avx2\\\",\\\"baseline\\\",\\\"reference\\\"]")
+  set(cpu_targets "[\\\"amx\\\",\\\"avx512_bf16\\\",\\\"avx512\\\",\\\"avx2\\\",\\\"baseline\\\",\\\"reference\\\"]")
 else()
   set(cpu_targets "[\\\"baseline\\\",\\\"reference\\\"]")
 endif()

@@ -209,7 +209,8 @@ typedef void (*cqsa_log_fn)(void *user, int32_t level, const char *message);
 typedef int32_t (*cqsa_progress_fn)(void *user, int64_t done, int64_t total);
 
 /* Runs task(data, i) once for each i in [0, num_tasks), in any order, at once or one after the other, and returns 0 when all
- * have ended. A task never waits for another one. Lets an engine lend its own threads. */
+ * have ended. A task never waits for another one. Lets an engine lend its own threads. Runs on a device start I/O threads of
+ * their own all the same, up to 8 each way, since those wait for the device; num_threads = 1 forbids them. */
 typedef int32_t (*cqsa_parallel_for_fn)(void *user, int64_t num_tasks, void (*task)(void *data, int64_t index), void *data);
 
 /* ================================================================================================================
@@ -288,8 +289,8 @@ CQSA_API const char *cqsa_context_backend(const cqsa_context *context);
 
 /* The measured properties of the context's device as the JSON document that cqsa_attention_plan_create_for() reads: memory,
  * compute rate per head_dim, copy rates, launch cost. Measured at the first call, in under a second, with up to 32 MiB each of
- * host, pinned and device memory that are given back at once; then kept, and used by later plans of this context. Until then
- * plans for a device are priced with nominal rates. Errors: NULL_POINTER, RUNTIME. Thread class: shared. Since 0.1. */
+ * host, pinned and device memory that are given back at once; then kept, for a device by the process, and used by later plans.
+ * Until then plans for a device are priced with the nominal rates of a fast one. Errors: NULL_POINTER, RUNTIME. Thread class: shared. Since 0.1. */
 CQSA_API cqsa_status cqsa_context_hardware(const cqsa_context *context, char *buffer, uint64_t size, uint64_t *length_out);
 
 /* ================================================================================================================
@@ -341,7 +342,7 @@ enum {
   CQSA_MEMORY_PINNED = 1, /* page-locked host memory */
   CQSA_MEMORY_DEVICE = 2, /* memory of the context's device */
   CQSA_MEMORY_TILE = 3,   /* in cqsa_plan_info only: on the device, but never more than a tile of it */
-  /* Host backends: a mapping of a file, MAP_SHARED, or private and read-only. Its pages that are resident because of a run
+  /* In host memory: a mapping of a file, MAP_SHARED, or private and read-only. Its pages that are resident because of a run
    * count in max_host_bytes, and the run lets them go behind itself (madvise MADV_DONTNEED, which loses nothing in such a
    * mapping), so operands may be larger than memory. Not for paged keys. The file must not get shorter during the run, and an
    * output's disk space must be there before it (posix_fallocate): otherwise SIGBUS, which no library can turn into a status. */
@@ -492,10 +493,10 @@ typedef struct cqsa_attention_args {
   cqsa_run_info *info; /* NULL, or filled with what the run did */
   /* NULL, or the path of a file that keeps how far the run has come, so that the same call after a crash, a kill or a cancel
    * goes on from there: finished tiles are not computed again, and the outputs get the bits of a run that was never stopped.
-   * Host backends, schedules direct and stream; out and lse must lie in MAP_SHARED mappings of files, which the caller keeps.
+   * Schedules direct and stream; out and lse must lie in MAP_SHARED mappings of files, which the caller keeps.
    * The file is replaced atomically, after the outputs it vouches for are on disk, as often as costs 2 % of the time; it
    * is removed when the run is complete. A file of other params, plan, inputs or outputs: CQSA_ERROR_CHECKPOINT. Inputs are
-   * compared by samples. */
+   * compared by samples, those in device memory not at all. */
   const char *checkpoint;
 } cqsa_attention_args;
 #define CQSA_ATTENTION_ARGS_INIT \

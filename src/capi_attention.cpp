@@ -42,10 +42,6 @@ cqsa_status choose_implementation_for(const cqsa_backend_v1& backend, const hard
 // What a plan for this problem and machine is; plan.problem and plan.hardware are set.
 cqsa_status choose_plan(cqsa_plan& plan) {
   const hardware_model& machine = plan.hardware;
-  if (!machine.host && plan.problem.mapped())
-    return fail(CQSA_ERROR_UNSUPPORTED, "params->memory_q, memory_kv and memory_out are %d, %d, %d, but CQSA_MEMORY_MAPPED (4) is "
-                                        "for backends that compute in host memory; CQSA_MEMORY_HOST takes mapped files too",
-                plan.problem.p.memory_q, plan.problem.p.memory_kv, plan.problem.p.memory_out);
   const cqsa_backend_v1* backend = plan.context ? plan.context->backend : machine.host ? cqsa_cpu_backend() : nullptr;
   if (backend) CQSA_TRY(choose_implementation_for(*backend, machine, plan));
   return choose_schedule(plan.problem, machine, plan.impl, budget_of(plan.problem, machine), plan.choice, plan.cost);
@@ -134,9 +130,8 @@ cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args, voi
   CQSA_TRY(bind_operands(plan.problem, *plan.context->backend, args, whole));
   if (!plan.hardware.host) CQSA_TRY(check_device_index(*plan.context, args));
   if (!plan.hardware.host) CQSA_TRY(check_pointers(*plan.context, args));
-  if (!plan.hardware.host && args.checkpoint)
-    return fail(CQSA_ERROR_UNSUPPORTED, "args->checkpoint is given, but backend %s does not compute in host memory",
-                plan.context->backend->name);
+  if (args.checkpoint && enqueues(plan))
+    return fail(CQSA_ERROR_UNSUPPORTED, "args->checkpoint is given, but a run whose operands are all on the device is one launch");
   CQSA_TRY(check_run_workspace(plan, args));
   if (args.info) CQSA_TRY(check_out_struct(args.info, "args->info", first_run_info));
   if (capturing && !plan.problem.empty()) CQSA_TRY(check_capture(plan, args));

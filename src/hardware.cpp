@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The planner's model of a machine: nominal, measured, or read from JSON.
-#include <cmath>
+#include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -14,10 +15,12 @@ namespace cqsa {
 
 namespace {
 
-// Rates that decide nothing on a host backend (its candidates are compared by ratios) and stand in until measured.
+// Rates that decide nothing on a host backend (its candidates are compared by ratios) and stand in until measured. Of a device
+// they are those of a fast one behind a fast link: a plan made for more arithmetic to the byte than there is keeps more rows on
+// the device than it has to, which costs some memory; one made for less would wait for copies.
 constexpr double nominal_host_flops = 5e10;  // per thread
-constexpr double nominal_device_flops = 1e13;
-constexpr double nominal_copy = 1.2e10;
+constexpr double nominal_device_flops = 6e14;
+constexpr double nominal_copy = 5e10;
 constexpr double nominal_memcpy = 1e10;
 
 double memcpy_rate() {
@@ -36,29 +39,72 @@ double memcpy_rate() {
   return best;
 }
 
-// Bytes per second of one large copy each way, from pinned memory when the backend has it.
-cqsa_status copy_rate(const cqsa_context& context, int32_t direction, double& rate_out) {
-  const cqsa_backend_v1& backend = *context.backend;
-  constexpr uint64_t bytes = uint64_t{32} << 20;
-  void *device = nullptr, *host = nullptr, *stream = nullptr;
-  cqsa_status status = backend.device_alloc(context.device, bytes, &device);
-  if (status == CQSA_OK) status = backend.pinned_alloc(context.device, bytes, &host);
-  if (status == CQSA_OK) status = backend.stream_create(context.device, &stream);
-  double best = 0;
-  for (int i = 0; i < 3 && status == CQSA_OK; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    const bool in = direction == CQSA_COPY_TO_DEVICE;
-    status = backend.copy(context.device, in ? device : host, in ? host : device, bytes, direction, stream);
-    if (status == CQSA_OK) status = backend.stream_sync(context.device, stream);
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    best = std::max(best, bytes / std::max(1e-9, took.count()));
+// What is needed to measure a device: some memory of it and of the host, pinned where the backend has that, and a stream. All of
+// it goes back at once.
+class device_bench {
+ public:
+  static constexpr uint64_t bytes = uint64_t{32} << 20;
+
+  explicit device_bench(const cqsa_context& context) : backend_(*context.backend), handle_(context.device) {}
+  ~device_bench() {
+    if (event_) backend_.event_destroy(handle_, event_);
+    if (stream_) backend_.stream_destroy(handle_, stream_);
+    if (pinned_) backend_.pinned_free(handle_, pinned_);
+    if (memory_) backend_.device_free(handle_, memory_);
   }
-  if (stream) backend.stream_destroy(context.device, stream);
-  if (host) backend.pinned_free(context.device, host);
-  if (device) backend.device_free(context.device, device);
-  if (status == CQSA_OK) rate_out = best;
-  return status;
-}
+  device_bench(const device_bench&) = delete;
+
+  // False: the device is full. Nothing can be measured now.
+  bool open() {
+    if (backend_.device_alloc(handle_, bytes, &memory_) != CQSA_OK) return false;
+    if (backend_.pinned_alloc == nullptr || backend_.pinned_alloc(handle_, bytes, &pinned_) != CQSA_OK) pinned_ = nullptr;
+    if (!pinned_) pageable_.reset(new char[bytes]());
+    return backend_.stream_create(handle_, &stream_) == CQSA_OK && backend_.event_create(handle_, &event_) == CQSA_OK;
+  }
+
+  // Bytes per second of one large copy; 0: it failed.
+  double copy_rate(int32_t direction) {
+    char* const host = pinned_ ? static_cast<char*>(pinned_) : pageable_.get();
+    const bool in = direction == CQSA_COPY_TO_DEVICE;
+    return best_rate(bytes, 1, [&] { return backend_.copy(handle_, in ? memory_ : host, in ? host : memory_, bytes, direction, stream_); });
+  }
+  // .. read and written within the device's memory.
+  double device_rate() {
+    char* const half = static_cast<char*>(memory_) + bytes / 2;
+    return best_rate(bytes, 16, [&] { return backend_.copy(handle_, half, memory_, bytes / 2, CQSA_COPY_ON_DEVICE, stream_); });
+  }
+  // Seconds that the driver takes for what goes with one leaf call: a small operation, and the events around it. 0: it failed.
+  double call_seconds() {
+    char* const to = static_cast<char*>(memory_) + 256;
+    const double rate = best_rate(1, 64, [&] {
+      CQSA_TRY(backend_.copy(handle_, to, memory_, 64, CQSA_COPY_ON_DEVICE, stream_));
+      CQSA_TRY(backend_.event_record(handle_, event_, stream_));
+      return backend_.stream_wait(handle_, stream_, event_);
+    });
+    return rate > 0 ? 1 / rate : 0;
+  }
+
+ private:
+  // The best of three times `count` operations of so much, after one that warms up.
+  template <class F>
+  double best_rate(uint64_t amount, int count, F&& operation) {
+    double best = 0;
+    for (int i = 0; i < 4; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      for (int k = 0; k < (i == 0 ? 1 : count); ++k)
+        if (operation() != CQSA_OK) return 0;
+      if (backend_.stream_sync(handle_, stream_) != CQSA_OK) return 0;
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+      if (i > 0) best = std::max(best, static_cast<double>(amount) * count / std::max(1e-9, took.count()));
+    }
+    return best;
+  }
+
+  const cqsa_backend_v1& backend_;
+  void* const handle_;
+  void *memory_ = nullptr, *pinned_ = nullptr, *stream_ = nullptr, *event_ = nullptr;
+  std::unique_ptr<char[]> pageable_;
+};
 
 // On a host a rate of 0 means that there was no memory for the measurement; on a device, that the backend does not measure.
 cqsa_status measure_compute(const cqsa_context& context, hardware_model& model) {
@@ -73,12 +119,19 @@ cqsa_status measure_compute(const cqsa_context& context, hardware_model& model) 
   return CQSA_OK;
 }
 
+// A rate that cannot be measured now (the device is full) keeps its nominal value.
 void measure_copies(const cqsa_context& context, hardware_model& model) {
   model.host_copy = memcpy_rate();
   if (model.host) return;
-  // A rate that cannot be measured now (the device is full) keeps its nominal value.
-  copy_rate(context, CQSA_COPY_TO_DEVICE, model.copy_in);
-  copy_rate(context, CQSA_COPY_TO_HOST, model.copy_out);
+  device_bench bench(context);
+  if (!bench.open()) return;
+  const auto keep = [](double measured, double& rate) {
+    if (measured > 0) rate = measured;
+  };
+  keep(bench.copy_rate(CQSA_COPY_TO_DEVICE), model.copy_in);
+  keep(bench.copy_rate(CQSA_COPY_TO_HOST), model.copy_out);
+  keep(bench.device_rate(), model.device_copy);
+  keep(bench.call_seconds(), model.launch_seconds);
 }
 
 void nominal(const cqsa_context& context, hardware_model& model) {
@@ -99,6 +152,40 @@ cqsa_status add_capacities(const cqsa_context& context, hardware_model& model) {
   CQSA_TRY(context.backend->device_properties(context.device_index, &properties));
   std::snprintf(model.name, sizeof model.name, "%s", properties.name);
   (model.host ? model.host_bytes : model.device_bytes) = model.host ? properties.total_bytes : properties.free_bytes;
+  model.device_total_bytes = model.host ? 0 : properties.total_bytes;
+  return CQSA_OK;
+}
+
+// What was measured of devices in this process, newest first: another context of the same device takes it over. Never freed: a
+// device's plugin stays loaded, and with it this library, and another thread may be reading.
+struct measured_device {
+  const cqsa_backend_v1* backend;
+  int32_t device;
+  hardware_model model;
+  const measured_device* next;
+};
+std::atomic<const measured_device*> measured_devices{nullptr};
+
+const hardware_model* measured_before(const cqsa_context& context, rates needed) {
+  for (const measured_device* m = measured_devices.load(std::memory_order_acquire); m; m = m->next)
+    if (m->backend == context.backend && m->device == context.device_index && m->model.measured >= needed) return &m->model;
+  return nullptr;
+}
+
+void remember(const cqsa_context& context, const hardware_model& model) {
+  auto* node = new measured_device{context.backend, context.device_index, model, measured_devices.load(std::memory_order_relaxed)};
+  node->model.previous = nullptr;
+  while (!measured_devices.compare_exchange_weak(node->next, node, std::memory_order_acq_rel)) {}
+}
+
+cqsa_status measure(const cqsa_context& context, rates needed, hardware_model& model) {
+  nominal(context, model);
+  CQSA_TRY(add_capacities(context, model));
+  if (const hardware_model* before = model.host ? nullptr : measured_before(context, needed)) return model.take_rates(*before), CQSA_OK;
+  if (needed >= rates::compute) CQSA_TRY(measure_compute(context, model));
+  if (needed >= rates::all) measure_copies(context, model);
+  model.measured = needed;
+  if (!model.host && needed > rates::known) remember(context, model);
   return CQSA_OK;
 }
 
@@ -111,14 +198,15 @@ double hardware_model::flops(int64_t head_dim) const {
 cqsa_status hardware_of(const cqsa_context& context, rates needed, hardware_model& out) {
   const hardware_model* known = context.hardware.load(std::memory_order_acquire);
   // A host backend's choice goes by ratios, and must not change once something was measured.
-  if (needed == rates::known && (context.is_host() || !known)) return nominal(context, out), CQSA_OK;
+  if (needed == rates::known && (context.is_host() || !known)) {
+    nominal(context, out);
+    const hardware_model* before = context.is_host() ? nullptr : measured_before(context, rates::compute);
+    if (before) out.take_rates(*before);
+    return CQSA_OK;
+  }
   if (!known || known->measured < needed) {
     auto model = std::make_unique<hardware_model>();
-    nominal(context, *model);
-    CQSA_TRY(add_capacities(context, *model));
-    if (needed >= rates::compute) CQSA_TRY(measure_compute(context, *model));
-    if (needed >= rates::all) measure_copies(context, *model);
-    model->measured = needed;
+    CQSA_TRY(measure(context, needed, *model));
     // Two threads may measure at once; both results are good, and the later one stays.
     model->previous = context.hardware.load(std::memory_order_relaxed);
     while (!context.hardware.compare_exchange_weak(model->previous, model.get(), std::memory_order_acq_rel)) {}
@@ -143,6 +231,7 @@ std::string hardware_to_json(const hardware_model& m) {
       .add("host", m.host)
       .add("pinned", m.pinned)
       .add("device_bytes", m.device_bytes)
+      .add("device_total_bytes", m.device_total_bytes)
       .add("host_bytes", m.host_bytes)
       .add("workers", m.workers)
       .add("flops_64", m.flops_64)
@@ -246,10 +335,11 @@ class hardware_reader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   hardware_model& m_;
-  const field fields_[10] = {{"flops_64", &m_.flops_64, nullptr},       {"flops_128", &m_.flops_128, nullptr},
+  const field fields_[11] = {{"flops_64", &m_.flops_64, nullptr},       {"flops_128", &m_.flops_128, nullptr},
                             {"copy_in", &m_.copy_in, nullptr},         {"copy_out", &m_.copy_out, nullptr},
                             {"host_copy", &m_.host_copy, nullptr},     {"device_copy", &m_.device_copy, nullptr},
                             {"launch_seconds", &m_.launch_seconds, nullptr}, {"device_bytes", nullptr, &m_.device_bytes},
+                            {"device_total_bytes", nullptr, &m_.device_total_bytes},
                             {"host_bytes", nullptr, &m_.host_bytes},     {"workers", nullptr, nullptr}};
   std::string key_;
   int depth_ = 0;

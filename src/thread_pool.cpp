@@ -70,6 +70,14 @@ void block_signals(sigset_t* before) {
 
 }  // namespace
 
+bool start_quiet_thread(pthread_t& thread_out, void* (*body)(void*), void* data) {
+  sigset_t before;
+  block_signals(&before);
+  const bool started = pthread_create(&thread_out, nullptr, body, data) == 0;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
+}
+
 struct thread_pool::shared {
   const pid_t owner = getpid();
   std::mutex lock;
@@ -103,10 +111,7 @@ struct thread_pool::shared {
     threads = new (std::nothrow) pthread_t[static_cast<size_t>(count)];
     if (threads == nullptr) return;  // tried again at the next job
     started = true;
-    sigset_t before;
-    block_signals(&before);
-    while (num_started < count && pthread_create(&threads[num_started], nullptr, thread_main, this) == 0) ++num_started;
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    while (num_started < count && start_quiet_thread(threads[num_started], thread_main, this)) ++num_started;
   }
 
   static void* thread_main(void* self) {

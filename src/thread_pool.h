@@ -2,6 +2,8 @@
 // A small pool: threads start at the first job that can use them, are started again in a forked child, and are joined in the
 // destructor. Several callers may run jobs at once; a caller always works on its own job, so no job waits for a thread.
 #pragma once
+#include <pthread.h>
+
 #include <cstdint>
 #include <memory>
 
@@ -29,6 +31,9 @@ class thread_pool {
   int num_threads_;
   shared* shared_ = nullptr;
 };
+
+// Starts a thread on which no signal of the host program lands. False: there is none.
+bool start_quiet_thread(pthread_t& thread_out, void* (*body)(void*), void* data);
 
 // Cores this process may run on (affinity and cgroup quota respected), at least 1.
 int available_cores();

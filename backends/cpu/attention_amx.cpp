@@ -17,4 +17,9 @@ const kernel_target target_amx
     = {HWY_NAMESPACE::lanes,    HWY_NAMESPACE::block_rows, products::tiles, 512,
        HWY_NAMESPACE::run_unit, HWY_NAMESPACE::exp_array,  HWY_NAMESPACE::tanh_array};
 
+#if defined(CQSA_TILE_MODEL)
+bool model_tiles_released();
+bool model_tiles_released() { return !HWY_NAMESPACE::tiles.configured; }  // of this thread
+#endif
+
 }  // namespace cqsa::cpu

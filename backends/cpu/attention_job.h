@@ -51,7 +51,7 @@ struct scratch {
   uint32_t* v2;
   uint32_t* p2;       // probabilities as pairs, or a second tile of logits
   uint32_t* stage;    // 16 rows of pairs of values, to be turned around (tiles)
-  float* part;        // four tiles of sums (tiles)
+  float* part;        // two times four tiles of sums (tiles)
   float* k_factor;    // [group][key]
   float* v_factor;
   uint16_t* half;     // two rows of anything in bf16

@@ -94,8 +94,9 @@ void carve_pairs(bool tiles, const cqsa_attention_leaf& leaf, int64_t rows, int6
   from.take(out->k2, keys * out->ldk);
   from.take(out->v2, (tiles ? channels : keys / 2) * out->ldv);
   from.take(out->p2, block * (groups_k > 1 ? keys : keys / 2));
-  from.take(out->stage, tiles ? 16 * channels : 0);
-  from.take(out->part, tiles ? 4 * 256 : 0);
+  // One piece for both: the one is used while a tile of keys is loaded, the other when its values are summed.
+  from.take(out->part, tiles ? (channels > 128 ? 16 * channels : 8 * 256) : 0);
+  out->stage = reinterpret_cast<uint32_t*>(out->part);
   from.take(out->k_factor, groups_k * keys);
   from.take(out->v_factor, groups_v * keys);
   from.take(out->half, 2 * out->half_step);
@@ -282,7 +283,7 @@ constexpr scalar_ops conversions = {[](uint16_t x) { return f16_to_f32(x); }, []
 
 void work(void* data, int64_t index) {
   job& j = *static_cast<job*>(data);
-  scratch mem;
+  scratch mem{};
   carve(j.target, j.leaf, j.workspace + uint64_t(index) * j.bytes_each, &mem);
   cursor at{j.leaf, j.tile_q};
   bool more = at.advance();
@@ -324,7 +325,7 @@ cqsa_status probe_leaf(const kernel_target& target, const cqsa_attention_leaf* l
 }
 
 uint64_t workspace_of(const kernel_target& target, const cqsa_attention_leaf* leaf, int64_t workers) {
-  scratch unused;
+  scratch unused{};
   return carve(target, *leaf, nullptr, &unused) * uint64_t(workers < 1 ? 1 : workers);
 }
 

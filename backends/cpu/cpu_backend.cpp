@@ -82,11 +82,11 @@ uint64_t free_bytes(uint64_t total) {
   return kib ? kib * 1024 : total;
 }
 
-// The first entry that takes a plain f32 problem.
-const cqsa_attention_impl* default_impl() {
+// The first entry that takes a plain problem of a type.
+const cqsa_attention_impl* default_impl(cqsa_dtype type) {
   cqsa_attention_leaf leaf{};
   leaf.head_dim = leaf.head_dim_v = 64;
-  leaf.q.dtype = leaf.k.dtype = leaf.v.dtype = leaf.out.dtype = CQSA_DTYPE_F32;
+  leaf.q.dtype = leaf.k.dtype = leaf.v.dtype = leaf.out.dtype = type;
   int32_t count = 0;
   const cqsa_attention_impl* list = attention_impls(&count);
   for (int32_t i = 0; i < count; ++i)
@@ -98,7 +98,7 @@ cqsa_status device_properties(int32_t device, cqsa_device_properties* out) {
   if (device != 0) return fail(CQSA_ERROR_NO_DEVICE, "the CPU backend has device 0 only");
   *out = cqsa_device_properties{};
   cpu_name(out->name, sizeof out->name);
-  std::snprintf(out->arch, sizeof out->arch, "%s", default_impl()->name + 4);  // without "cpu_"
+  std::snprintf(out->arch, sizeof out->arch, "%s", default_impl(CQSA_DTYPE_F32)->name + 4);  // without "cpu_"
   const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   out->total_bytes = pages > 0 && page > 0 ? uint64_t(pages) * uint64_t(page) : 0;
   out->free_bytes = free_bytes(out->total_bytes);
@@ -159,7 +159,7 @@ double compute_rate(int32_t device, int64_t head_dim, cqsa_dtype dtype, const cq
   const bool known = dtype == CQSA_DTYPE_F32 || dtype == CQSA_DTYPE_F16 || dtype == CQSA_DTYPE_BF16;
   if (device != 0 || !known || head_dim < 1 || head_dim > 576) return 0;
   const int64_t dv = head_dim < 512 ? head_dim : 512;
-  const cqsa_attention_impl& impl = *default_impl();
+  const cqsa_attention_impl& impl = *default_impl(dtype);
   const int64_t workers = exec && exec->num_workers > 1 ? exec->num_workers : 1;
   const int64_t rows = 256, keys = head_dim > 128 ? 256 : 512, heads = workers;
   const int64_t bytes = dtype == CQSA_DTYPE_F32 ? 4 : 2;

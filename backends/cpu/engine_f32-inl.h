@@ -62,7 +62,8 @@ struct engine {
     // costs more.
     run.v_direct = in_place(run.leaf, run.leaf.v) && run.padded <= 2 * lanes;
   }
-  static void end() {}
+  static void open() {}
+  static void close() {}
 
   // Tile of keys first .. first + keys of a range, converted to f32 in the scratch unless it can be read where it is.
   static key_tile load_tile(const unit_run& run, const cqsa_rect& range, int64_t first, int64_t keys) {

@@ -69,9 +69,9 @@ struct engine {
       run.v_each = true;
       run.v_gain = 1.0f;
     }
-    open_products();
   }
-  static void end() { close_products(); }
+  static void open() { open_products(); }
+  static void close() { close_products(); }
 
   static void pack_queries(const unit_run& run) {
     const cqsa_attention_leaf& leaf = run.leaf;
@@ -238,10 +238,10 @@ struct engine {
     }
     scale_logits(mem.s, t.keys * MR, factor);
     if (run.careful) {
-      softmax<MR, true>(mem.s, t.keys, mem.m + x, mem.l + x, mem.alpha + x);
+      softmax<MR, true, weight_exp>(mem.s, t.keys, mem.m + x, mem.l + x, mem.alpha + x);
       add_groups<MR, true>(run, t, x, pairs);
     } else {
-      softmax<MR, false>(mem.s, t.keys, mem.m + x, mem.l + x, mem.alpha + x);
+      softmax<MR, false, weight_exp>(mem.s, t.keys, mem.m + x, mem.l + x, mem.alpha + x);
       add_groups<MR, false>(run, t, x, pairs);
     }
   }

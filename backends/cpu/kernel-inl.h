@@ -174,8 +174,12 @@ HWY_INLINE vf column_top(const float* col, int64_t keys, vf old) {
   return vmax(a, b);
 }
 
+struct full_exp {
+  HWY_INLINE vf operator()(vf x) const { return exp(x); }
+};
+
 // From logits to probabilities in place; m, l and alpha of the block follow.
-template <int MR, bool careful>
+template <int MR, bool careful, class E = full_exp>
 HWY_NOINLINE void softmax(float* HWY_RESTRICT s, int64_t keys, float* HWY_RESTRICT m, float* HWY_RESTRICT l,
                           float* HWY_RESTRICT alpha) {
   const vf none = set(-__builtin_inff());
@@ -186,11 +190,11 @@ HWY_NOINLINE void softmax(float* HWY_RESTRICT s, int64_t keys, float* HWY_RESTRI
     const vf top = column_top<MR>(col, keys, old);
     // A row that has seen no key yet: any finite reference does, since every p is exp(-inf) = 0.
     const vf ref = select(eq(top, none), zero(), top);
-    const vf scale = exp(sub(old, ref));
+    const vf scale = E()(sub(old, ref));
     vf sum0 = zero(), sum1 = zero();
     for (int64_t j = 0; j < keys; ++j) {
       const vf x = load(col + j * step);
-      vf p = exp(sub(x, ref));
+      vf p = E()(sub(x, ref));
       if (j & 1) sum1 = add(sum1, p);
       else sum0 = add(sum0, p);
       if (careful) p = select(eq(x, none), set(-0.0f), p);

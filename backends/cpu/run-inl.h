@@ -3,7 +3,8 @@
 // (engine_f32-inl.h, engine_pairs-inl.h).
 //
 // An engine is a struct of static functions:
-//   begin, end            around a unit
+//   begin                 what holds for the whole unit
+//   open, close           around products: processor state that the thread must not keep
 //   pack_queries          q into mem, lanes over rows
 //   load_tile             a tile of keys and values, ready to be multiplied
 //   scores<MR>            logits of a block with a tile; returns a factor they still lack

@@ -173,6 +173,14 @@ static void block_tile(const unit_run& run, key_tile t, int64_t x) {
   engine::add_values<MR>(run, t, x, factor);
 }
 
+// The caller's function may do anything, another attention on this thread included.
+static bool poll(const cqsa_exec* exec) {
+  engine::close();
+  const bool stop = exec->poll(exec->user, 0) != 0;
+  engine::open();
+  return stop;
+}
+
 // All key tiles. Tile borders are at multiples of tile_k from the range's first key, whoever looks at them.
 static int32_t walk_keys(const unit_run& run, const cqsa_exec* exec) {
   const cqsa_attention_leaf& leaf = run.leaf;
@@ -189,7 +197,7 @@ static int32_t walk_keys(const unit_run& run, const cqsa_exec* exec) {
       // Rows past `end` are not even read: their bytes may be anything, and may not be there.
       const key_tile t = engine::load_tile(run, range, first, min64(leaf.tile_k, end - first));
       for_blocks(run.padded, [&](int64_t x, auto block) HWY_ATTR { block_tile<decltype(block)::count>(run, t, x); });
-      if ((++tiles & 63) == 0 && exec && exec->poll && exec->poll(exec->user, 0)) return 1;
+      if ((++tiles & 63) == 0 && exec && exec->poll && poll(exec)) return 1;
     }
   }
   return 0;
@@ -292,8 +300,9 @@ static int32_t run_unit(const cqsa_attention_leaf* leaf, const work_unit* unit, 
   unit_run run{*leaf, *unit, *mem, ops, unit->q_len * unit->heads, 0, false, false, false, false, false, 1.0f, 1.0f};
   run.padded = (run.count + lanes - 1) / lanes * lanes;
   engine::begin(run);
+  engine::open();
   const int32_t stopped = compute_unit(run, exec);
-  engine::end();
+  engine::close();
   if (stopped) return stopped;
   if (leaf->flags & CQSA_LEAF_STATE_OUT) save_state(run);
   else finish_rows(run);

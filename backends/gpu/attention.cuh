@@ -2,8 +2,8 @@
 // The portable attention kernel: exact attention of one tile of query rows over all its keys, in f32 FMA, on any GPU.
 //
 // A block of 256 threads stands as 16 x 16. Thread (ty, tx) has query rows ty * rows_each + {0 ..}, of the logits keys
-// tx * 4 + {0 .. 3}, and of the output channels 64 j + tx * 4 + {0 .. 3}. The sixteen threads of a row are neighbours in a group
-// of lanes. For each tile of 64 keys: logits from 32-channel chunks of q and k in shared memory, masks where a tile needs any,
+// tx * 4 + {0 .. 3}, and of the output channels 64 j + tx * 4 + {0 .. 3}. The sixteen threads of a row are in one group of lanes.
+// For each tile of 64 keys: logits from 32-channel chunks of q and k in shared memory, masks where a tile needs any,
 // softmax with a running maximum, probabilities to shared memory, then chunks of v. docs/kernels/NOTES-attention-portable.md
 // has the reasons and the figures.
 //
@@ -63,24 +63,27 @@ template <> struct pick_part<2> {
   using type = float2x;
 };
 
-// A thread's logits live in its own places of the p panel while they are masked: one loop instead of 32 copies of its body.
-template <int Dv, bool Store> CQSA_DEVICE void exchange_logits(const block_memory<Dv>& mem, int ty, int tx, float (&s)[attention_shape<Dv>::rows_each][4]) {
+// A thread's places in the p panel: of each of its keys a run of rows, `step` of which are read and written at once.
+template <int Dv> struct logit_part {
   using shape = attention_shape<Dv>;
-  constexpr int step = shape::rows_each < 4 ? shape::rows_each : 4;
-  using part = typename pick_part<step>::type;
-  const int first = rows_index<shape::rows_each>(shape::rows, tx * 4, ty);
+  static constexpr int step = shape::rows_each < 4 ? shape::rows_each : 4;
+  using type = typename pick_part<step>::type;
+  CQSA_DEVICE static type& at(const block_memory<Dv>& mem, int ty, int tx, int r, int j) {
+    return *reinterpret_cast<type*>(mem.p() + j * shape::rows + (rows_index<shape::rows_each>(shape::rows, tx * 4, ty) ^ r));
+  }
+};
+
+// Logits wait in the p panel: masks are one loop instead of 32 copies of its body, and the softmax holds a few rows at a time.
+template <int Dv> CQSA_DEVICE void store_logits(const block_memory<Dv>& mem, int ty, int tx, const float (&s)[attention_shape<Dv>::rows_each][4]) {
+  using part = logit_part<Dv>;
 #pragma unroll
   for (int j = 0; j < 4; ++j)
 #pragma unroll
-    for (int r = 0; r < shape::rows_each; r += step) {
-      part* at = reinterpret_cast<part*>(mem.p() + j * shape::rows + (first ^ r));
-      part x;
-      if (!Store) x = *at;
+    for (int r = 0; r < attention_shape<Dv>::rows_each; r += part::step) {
+      typename part::type x;
 #pragma unroll
-      for (int i = 0; i < step; ++i)
-        if (Store) x.x[i] = s[r + i][j];
-        else s[r + i][j] = x.x[i];
-      if (Store) *at = x;
+      for (int i = 0; i < part::step; ++i) x.x[i] = s[r + i][j];
+      part::at(mem, ty, tx, r, j) = x;
     }
 }
 
@@ -112,47 +115,76 @@ template <int Dv> CQSA_DEVICE void fix_logits(const attention_params& p, const b
   }
 }
 
+// Where a thread stands. Two rows of threads alternate in 32 neighbours: NVIDIA's shared memory serves a load of sixteen bytes by
+// all lanes in two steps instead of four where neighbours, or next but one, read the same, which is so for keys and for queries this
+// way. The two are `apart` so that their stores to the p panel do not meet in a bank.
+template <int Dv> struct thread_place {
+  static constexpr int apart = attention_shape<Dv>::rows_each == 8 ? 2 : attention_shape<Dv>::rows_each == 4 ? 4 : 1;
+  int ty, tx;
+  CQSA_DEVICE explicit thread_place(int t) {
+    const int pair = t / (2 * 16);
+    ty = pair / apart * 2 * apart + pair % apart + t % 2 * apart;
+    tx = t / 2 % 16;
+  }
+};
+
 // Largest, or sum, over the sixteen threads of a row.
 template <int Lanes> CQSA_DEVICE float row_max(float x) {
 #pragma unroll
-  for (int mask = 8; mask > 0; mask /= 2) x = max_f32(x, shuffle_xor<Lanes>(x, mask));
+  for (int mask = 16; mask > 1; mask /= 2) x = max_f32(x, shuffle_xor<Lanes>(x, mask));
   return x;
 }
 template <int Lanes> CQSA_DEVICE float row_sum(float x) {
 #pragma unroll
-  for (int mask = 8; mask > 0; mask /= 2) x = x + shuffle_xor<Lanes>(x, mask);
+  for (int mask = 16; mask > 1; mask /= 2) x = x + shuffle_xor<Lanes>(x, mask);
   return x;
 }
 
-// From logits to probabilities; m and l of the rows follow, and o is brought to the new maximum. A hidden pair becomes -0, by
-// which the careful product knows it.
+// One row of a thread's logits: probabilities in their place, m and l of the row follow. Returns what its sums are to be multiplied
+// with. A hidden pair becomes -0, by which the careful product knows it.
+template <int Lanes, int Dv> CQSA_DEVICE float softmax_row(const block_memory<Dv>& mem, int row, int tx, float (&s)[4]) {
+  const float old = mem.row_m()[row];
+  const float top = row_max<Lanes>(max_f32(old, max_f32(max_f32(s[0], s[1]), max_f32(s[2], s[3]))));
+  // A row that has seen no key yet: any finite reference does, since every p is exp(-inf) = 0.
+  const float ref = top == -infinity() ? 0.0f : top;
+  const float scale = exp_f32(old - ref);
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const float e = exp_f32(s[j] - ref);
+    sum += e;
+    s[j] = s[j] == -infinity() ? -0.0f : e;
+  }
+  sum = row_sum<Lanes>(sum);
+  // Everyone has read m: the shuffles needed it.
+  if (tx == 0) {
+    mem.row_m()[row] = top;
+    mem.row_l()[row] = fma_f32(mem.row_l()[row], scale, sum);
+  }
+  return scale;
+}
+
+// From logits to probabilities in the p panel; o is brought to the new maxima.
 template <int Lanes, int Dv>
-CQSA_DEVICE void softmax(const block_memory<Dv>& mem, int ty, int tx, float (&s)[attention_shape<Dv>::rows_each][4],
-                         float (&o)[attention_shape<Dv>::rows_each][attention_shape<Dv>::columns]) {
+CQSA_DEVICE void softmax(const block_memory<Dv>& mem, int ty, int tx, float (&o)[attention_shape<Dv>::rows_each][attention_shape<Dv>::columns]) {
   using shape = attention_shape<Dv>;
+  using part = logit_part<Dv>;
 #pragma unroll
-  for (int r = 0; r < shape::rows_each; ++r) {
-    const int row = ty * shape::rows_each + r;
-    const float old = mem.row_m()[row];
-    const float top = row_max<Lanes>(max_f32(old, max_f32(max_f32(s[r][0], s[r][1]), max_f32(s[r][2], s[r][3]))));
-    // A row that has seen no key yet: any finite reference does, since every p is exp(-inf) = 0.
-    const float ref = top == -infinity() ? 0.0f : top;
-    const float scale = exp_f32(old - ref);
-    float sum = 0.0f;
+  for (int r = 0; r < shape::rows_each; r += part::step) {
+    typename part::type x[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float e = exp_f32(s[r][j] - ref);
-      sum += e;
-      s[r][j] = s[r][j] == -infinity() ? -0.0f : e;
-    }
-    sum = row_sum<Lanes>(sum);
-    // Everyone has read m: the shuffles needed it.
-    if (tx == 0) {
-      mem.row_m()[row] = top;
-      mem.row_l()[row] = fma_f32(mem.row_l()[row], scale, sum);
+    for (int j = 0; j < 4; ++j) x[j] = part::at(mem, ty, tx, r, j);
+#pragma unroll
+    for (int i = 0; i < part::step; ++i) {
+      float s[4] = {x[0].x[i], x[1].x[i], x[2].x[i], x[3].x[i]};
+      const float scale = softmax_row<Lanes>(mem, ty * shape::rows_each + r + i, tx, s);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[j].x[i] = s[j];
+#pragma unroll
+      for (int c = 0; c < shape::columns; ++c) o[r + i][c] *= scale;
     }
 #pragma unroll
-    for (int c = 0; c < shape::columns; ++c) o[r][c] *= scale;
+    for (int j = 0; j < 4; ++j) part::at(mem, ty, tx, r, j) = x[j];
   }
 }
 
@@ -327,6 +359,7 @@ CQSA_DEVICE void add_values(const attention_params& p, const block_memory<Dv>& m
 #pragma unroll 1
   for (int n0 = 0; n0 < keys; n0 += shape::v_keys) {
     barrier();  // the panel is in use, by q and k or by the part before
+    if (thread_index() == 0) f.gone = 0;  // everyone has asked; the next tile's keys are looked up after another barrier
     if (load_values<Dv>(p, mem, n0)) atomic_or(&f.bad[n0 / shape::v_keys], 1);
     barrier();
     const int count = keys - n0 < shape::v_keys ? (keys - n0 + 3) / 4 * 4 : shape::v_keys;
@@ -340,16 +373,18 @@ template <int Lanes, int Dv> CQSA_DEVICE void attention_block(const attention_pa
   using shape = attention_shape<Dv>;
   const block_memory<Dv> mem{shared_memory()};
   block_facts& f = mem.facts();
-  const int t = thread_index(), ty = t / 16, tx = t % 16;
+  const int t = thread_index();
+  const thread_place<Dv> place(t);
+  const int ty = place.ty, tx = place.tx;
   if (t == 0) begin_block(p, f);
   barrier();
   if (f.rows == 0) return;
   for (int x = t; x < shape::rows; x += block_threads()) begin_row<Dv>(p, mem, x);
   barrier();
   // All lanes of a group or none: they shuffle together.
-  const bool active = t / Lanes * Lanes / 16 * shape::rows_each < f.rows;
+  const bool active = ballot<Lanes>(ty * shape::rows_each < f.rows) != 0;
   float o[shape::rows_each][shape::columns];
-  if (p.flags & 1) {
+  if (p.flags & flag_state_in) {
     exchange_state<Dv, false>(p, mem, ty, tx, o);
   } else {
 #pragma unroll
@@ -371,19 +406,15 @@ template <int Lanes, int Dv> CQSA_DEVICE void attention_block(const attention_pa
       float s[shape::rows_each][4];
       compute_logits<Dv>(p, mem, active, ty, tx, s);
       if (active) {
-        if (f.fix) {
-          exchange_logits<Dv, true>(mem, ty, tx, s);
-          fix_logits<Dv>(p, mem, ty, tx);
-          exchange_logits<Dv, false>(mem, ty, tx, s);
-        }
-        softmax<Lanes, Dv>(mem, ty, tx, s, o);
-        exchange_logits<Dv, true>(mem, ty, tx, s);
+        store_logits<Dv>(mem, ty, tx, s);
+        if (f.fix || f.gone) fix_logits<Dv>(p, mem, ty, tx);
+        softmax<Lanes, Dv>(mem, ty, tx, o);
       }
       add_values<Dv>(p, mem, active, ty, tx, o);
     }
   }
   barrier();
-  if (p.flags & 2) {
+  if (p.flags & flag_state_out) {
     exchange_state<Dv, true>(p, mem, ty, tx, o);
     for (int row = t; row < f.rows; row += block_threads()) {
       const int64_t at = state_index(p, f, mem.row_query()[row], mem.row_head()[row]);

@@ -25,6 +25,7 @@ struct block_facts {
   int32_t keys;         // of the current tile
   int32_t lo, hi;       // row of query n sees keys lo + n <= j < hi + n of the tile
   int32_t fix;          // some logits of the tile are hidden, or need more than the scale
+  uint32_t gone;        // keys of the tile are on missing pages
   uint32_t bad[8];      // part n of the tile's values holds NaN or Inf
 };
 static_assert(sizeof(block_facts) <= attention_shape<64>::facts_bytes, "its place in shared memory");
@@ -108,6 +109,7 @@ CQSA_DEVICE void begin_block(const attention_params& p, block_facts& f) {
     f.mask_shift = 0;
     f.position = f.group.q_pos + (p.top_left ? 0 : p.seqlen_k - p.seqlen_q);
   }
+  f.gone = 0;
   const int64_t skip = (tile - f.group.first_tile) * p.tile_queries;
   f.queries = int32_t(clamp_i64(f.group.q_len - skip, 0, p.tile_queries));
   f.rows = f.queries * f.heads;
@@ -153,9 +155,9 @@ CQSA_DEVICE int64_t page_of(const attention_params& p, int64_t batch, int64_t ro
 
 // Scale of a whole row of k or v; scales of groups of channels are looked up with the channels.
 CQSA_DEVICE float row_scale(const gpu_view& scale, int kind, int64_t item, int64_t g, int64_t row) {
-  if (kind == 1) return load_element(scale.data, scale.kind, 0);
-  if (kind == 2) return load_element(scale.data, scale.kind, g * scale.stride[1]);
-  if (kind == 3) return load_element(scale.data, scale.kind, offset_of(scale, item, g, row, 0));
+  if (kind == scale_per_tensor) return load_element(scale.data, scale.kind, 0);
+  if (kind == scale_per_head) return load_element(scale.data, scale.kind, g * scale.stride[1]);
+  if (kind == scale_per_token) return load_element(scale.data, scale.kind, offset_of(scale, item, g, row, 0));
   return 1.0f;
 }
 
@@ -168,6 +170,7 @@ template <int Dv> CQSA_DEVICE void find_key(const attention_params& p, const blo
     item = page_of(p, f.batch, row);
     row %= p.page_size;
     gone = item < 0;
+    if (gone) atomic_or(&f.gone, 1);
   }
   mem.key_offset(0)[n] = gone ? no_row : offset_of(p.k, item, f.kv_head, row, 0);
   mem.key_offset(1)[n] = gone ? no_row : offset_of(p.v, item, f.kv_head, row, 0);
@@ -187,7 +190,7 @@ template <int Dv> CQSA_DEVICE void begin_row(const attention_params& p, const bl
   mem.row_head()[x] = int32_t(h);
   mem.row_offset()[x] = used ? offset_of(p.q, f.batch, h, f.q_row + query, 0) : no_row;
   mem.row_slope()[x] = p.slopes.data ? load_element(p.slopes.data, kind_f32, offset_of(p.slopes, f.batch, h, 0, 0)) : 0.0f;
-  const bool from_state = used && (p.flags & 1);
+  const bool from_state = used && (p.flags & flag_state_in);
   const int64_t at = (f.batch * p.num_heads + h) * p.state_rows + f.state_row + query;
   mem.row_m()[x] = from_state ? p.state_m[at] : -infinity();
   mem.row_l()[x] = from_state ? p.state_l[at] : 0.0f;

@@ -11,6 +11,10 @@
 namespace cqsa::gpu {
 namespace {
 
+static_assert(int(flag_state_in) == CQSA_LEAF_STATE_IN && int(flag_state_out) == CQSA_LEAF_STATE_OUT);
+static_assert(int(scale_per_tensor) == CQSA_SCALE_TENSOR && int(scale_per_head) == CQSA_SCALE_HEAD);
+static_assert(int(scale_per_token) == CQSA_SCALE_TOKEN && int(scale_per_group) == CQSA_SCALE_GROUP);
+
 constexpr int64_t no_limit = int64_t(1) << 60;
 constexpr int64_t most_units = int64_t(1) << 30;  // blocks of a launch: a grid ends at 2^31 - 1
 
@@ -101,6 +105,9 @@ void fill_operands(const cqsa_attention_leaf& a, attention_params* p) {
   p->q = view_of(a.q, a.batch, a.num_heads, any, a.head_dim);
   p->k = view_of(a.k, items, a.num_kv_heads, any, a.head_dim);
   p->v = view_of(a.v, items, a.num_kv_heads, any, a.head_dim_v);
+  // Scales of wider types are nothing that anyone uses: right, one element at a time.
+  if (a.scale_k != CQSA_SCALE_NONE && is_float(a.k.dtype)) p->k.quads = 0;
+  if (a.scale_v != CQSA_SCALE_NONE && is_float(a.v.dtype)) p->v.quads = 0;
   p->out = view_of(a.out, a.batch, a.num_heads, any, a.head_dim_v);
   p->k_scale = plain_view(a.k_scale);
   p->v_scale = plain_view(a.v_scale);
@@ -146,7 +153,7 @@ void fill_numbers(const cqsa_attention_leaf& a, attention_params* p) {
   p->flags = int32_t(a.flags);
   p->top_left = a.causal == CQSA_CAUSAL_TOP_LEFT;
   p->longest_first = a.causal != CQSA_CAUSAL_NONE;
-  p->fix_always = a.page_table || a.mask.data || a.bias.data || a.slopes.data || a.softcap > 0;
+  p->fix_always = a.mask.data || a.bias.data || a.slopes.data || a.softcap > 0;
 }
 
 // Few queries: the heads that share keys fill the rows of a tile.

@@ -27,6 +27,9 @@ template <int Which> CQSA_DEVICE bool has_groups(const attention_params& p) {
 // Loads of sixteen bytes that a thread has in flight: as many as there are registers for beside the sums.
 template <int Dv> constexpr int most_loads = Dv <= 64 ? 4 : 2;
 
+// Only eight-bit types are read four at a time together with scales.
+template <int Kind> constexpr bool has_scales = Kind >= kind_i8;
+
 // What channel c of a row is multiplied with: of q the scale of the logits. Rows that are not there hold zeros, and are not asked.
 template <int Which, int Dv>
 CQSA_DEVICE float scale_at(const attention_params& p, const block_memory<Dv>& mem, int row, int c) {
@@ -62,7 +65,8 @@ CQSA_DEVICE void load_transposed_quads(const attention_params& p, const block_me
     for (int n = 0; n < batch; ++n) {
       const int row = row0 + 32 * (first + n);
       const float4x x = decode_quad<Kind>(raw[n]);
-      const float scale = has_groups<Which>(p) && offset[row] == no_row ? 0.0f : scale_at<Which>(p, mem, row, c);
+      float scale = 1.0f;
+      if (Which == operand_q || has_scales<Kind>) scale = has_groups<Which>(p) && offset[row] == no_row ? 0.0f : scale_at<Which>(p, mem, row, c);
 #pragma unroll
       for (int i = 0; i < 4; ++i) to[at0 + i * Rows + 32 * (first + n)] = x.x[i] * scale;
     }
@@ -114,8 +118,11 @@ template <int Kind, int Dv> CQSA_DEVICE bool load_values_quads(const attention_p
 #pragma unroll
     for (int n = 0; n < batch; ++n) {
       const int key = key0 + (first + n) * down;
-      const bool there = c < p.head_dim_v && !(has_groups<operand_v>(p) && offset[key] == no_row);
-      const float scale = there ? scale_at<operand_v>(p, mem, n0 + key, c) : 0.0f;
+      float scale = 1.0f;
+      if (has_scales<Kind>) {
+        const bool there = c < p.head_dim_v && !(has_groups<operand_v>(p) && offset[key] == no_row);
+        scale = there ? scale_at<operand_v>(p, mem, n0 + key, c) : 0.0f;
+      }
       float4x x = decode_quad<Kind>(raw[n]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

@@ -18,7 +18,9 @@ enum element_kind : int32_t {
   kind_u8 = 6
 };
 
-constexpr int32_t scale_per_group = 4;  // CQSA_SCALE_GROUP
+// CQSA_SCALE_* and CQSA_LEAF_*; attention_leaf.cpp asserts it.
+enum scale_kind : int32_t { scale_none = 0, scale_per_tensor = 1, scale_per_head = 2, scale_per_token = 3, scale_per_group = 4 };
+enum leaf_flag : int32_t { flag_state_in = 1, flag_state_out = 2 };
 
 // A cqsa_view of device memory. Strides count elements.
 struct gpu_view {

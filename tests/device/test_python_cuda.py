@@ -460,7 +460,8 @@ def test_jax_gives_the_memory_back():
 def kinds(q, k, v, out):
     """DLPack kinds of device as the library is told them."""
     target = _queue.choose("cuda", None, ("q", q), ("k", k), ("v", v))
-    args = _attention.Call(target, q, k, v, out=out).args
+    call = _attention.Call(target, q, k, v, out=out)  # what args points to lives as long as it does
+    args = call.args
     return [_ffi.Tensor.from_address(x).device_type for x in (args.q, args.k, args.v, args.out)]
 
 

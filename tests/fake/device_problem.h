@@ -460,6 +460,7 @@ inline operands reference(const operands& o) {
 
 inline double tolerance(cqsa_dtype dtype) { return dtype == CQSA_DTYPE_BF16 ? 8e-3 : dtype == CQSA_DTYPE_F16 ? 1e-3 : 2e-5; }
 
+// With q in bf16 the probabilities may be rounded to bf16 (docs/backends/cpu.md), whatever the type of out.
 // Largest error relative to 1 + |wanted|.
 inline double error_of(const array& got, const array& wanted) {
   double worst = 0;
@@ -476,7 +477,7 @@ inline double error_of(const array& got, const array& wanted) {
 inline void compare(operands& o, const operands& wanted) {
   o.out.from_device();
   o.lse.from_device();
-  CHECK(error_of(o.out, wanted.out) < tolerance(o.s.out));
+  CHECK(error_of(o.out, wanted.out) < tolerance(o.s.out) + (o.s.q == CQSA_DTYPE_BF16 ? 8e-3 : 0));
   if (o.lse.there()) CHECK(error_of(o.lse, wanted.lse) < 3e-5);
 }
 

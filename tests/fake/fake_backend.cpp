@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // A device that is not there: its own memory, asynchronous streams, and leaves computed by the CPU backend. It trusts the core
 // in nothing: every address that it is given is checked, and what no event orders runs in any order.
+#include <dlfcn.h>
+
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <set>
+#include <thread>
 #include <vector>
 
 #include "fake_leaf.h"
@@ -41,9 +47,68 @@ class fuse {
   int64_t first_ = 0, last_ = 0, seen_ = 0;
 };
 
+// When the device had a leaf to work on.
+class timeline {
+ public:
+  void reset(uint32_t leaf_us, uint32_t copy_us) {
+    const std::lock_guard hold(lock_);
+    leaf_us_ = leaf_us, copy_us_per_mib_ = copy_us;
+    leaves_ = 0;
+    busy_ = idle_ = idle_late_ = {};
+    copiers_.clear();
+  }
+  bool replaces_leaves() {
+    const std::lock_guard hold(lock_);
+    return leaf_us_ > 0;
+  }
+  void leaf() {
+    const auto begin = clock::now();
+    uint32_t lasts;
+    {
+      const std::lock_guard hold(lock_);
+      lasts = leaf_us_;
+      if (leaves_ > 0) idle_ += begin - end_;
+      if (leaves_ > 3) idle_late_ += begin - end_;
+    }
+    std::this_thread::sleep_until(begin + std::chrono::microseconds(lasts));
+    const std::lock_guard hold(lock_);
+    end_ = clock::now();
+    busy_ += end_ - begin;
+    ++leaves_;
+  }
+  void copy(uint64_t bytes) {
+    uint64_t us;
+    {
+      const std::lock_guard hold(lock_);
+      us = bytes * copy_us_per_mib_ >> 20;
+    }
+    if (us) std::this_thread::sleep_for(std::chrono::microseconds(us));
+  }
+  void issued() {
+    const std::lock_guard hold(lock_);
+    copiers_.insert(std::this_thread::get_id());
+  }
+  void fill(fake_counters& out) {
+    const std::lock_guard hold(lock_);
+    const auto us = [](clock::duration d) { return std::chrono::duration_cast<std::chrono::microseconds>(d).count(); };
+    out.leaf_busy_us = us(busy_), out.leaf_idle_us = us(idle_), out.leaf_idle_late_us = us(idle_late_);
+    out.copiers = static_cast<int64_t>(copiers_.size());
+  }
+
+ private:
+  using clock = std::chrono::steady_clock;
+  std::mutex lock_;
+  uint32_t leaf_us_ = 0, copy_us_per_mib_ = 0;
+  int64_t leaves_ = 0;
+  clock::time_point end_{};
+  clock::duration busy_{}, idle_{}, idle_late_{};
+  std::set<std::thread::id> copiers_;
+};
+
 struct device_state {
   std::mutex lock;  // of the delays
   delays pauses;
+  timeline times;
   uint64_t streams_made = 0;
   std::atomic<int32_t> state{CQSA_BACKEND_READY};
   fuse alloc, launch, copy, execution;
@@ -208,6 +273,7 @@ cqsa_status copy(void*, void* to, const void* from, uint64_t bytes, int32_t dire
   if (!side_is_valid(to, bytes, to_dev)) return fail(CQSA_ERROR_RUNTIME, "a copy writes outside what is allocated");
   if (!side_is_valid(from, bytes, from_dev)) return fail(CQSA_ERROR_RUNTIME, "a copy reads outside what is allocated");
   ++device().copies;
+  device().times.issued();
   if (direction == CQSA_COPY_TO_DEVICE) device().bytes_in += bytes;
   if (direction == CQSA_COPY_TO_HOST) device().bytes_out += bytes;
   // Pageable memory has been read when this returns; pinned memory is read late, so that reuse without waiting shows.
@@ -219,6 +285,7 @@ cqsa_status copy(void*, void* to, const void* from, uint64_t bytes, int32_t dire
     const bool alive = (!to_dev || the_memory().holds(to, bytes, false)) && (!from_dev || the_memory().holds(from, bytes, false)) &&
                        (snapshot || from_dev || the_memory().holds(from, bytes, true));
     if (!alive) return report_fault("a copy ran after its memory was freed");
+    device().times.copy(bytes);
     std::memcpy(to_real(to), snapshot ? snapshot->data() : to_real(from), bytes);
   });
   return CQSA_OK;
@@ -259,6 +326,7 @@ cqsa_status launch_on(const cqsa_attention_impl* impl, const cqsa_attention_leaf
   stream_of(s)->push([call, impl, broken] {
     if (broken) return report_fault("this leaf was told to fail");
     if (!call->alive()) return report_fault("a leaf ran after its memory was freed");
+    if (device().times.replaces_leaves()) return device().times.leaf();
     if (!call->run(*impl)) report_fault(std::string("a leaf failed: ") + cqsa_cpu_backend()->last_error());
   });
   return CQSA_OK;
@@ -387,8 +455,16 @@ constexpr cqsa_backend_v1 backend = {sizeof(cqsa_backend_v1),
 
 #define FAKE_API extern "C" __attribute__((visibility("default")))
 
+// A copy of the file named libcqsa_cuda.so is the backend "cuda", for what asks for backends by the names that it knows.
 FAKE_API cqsa_status cqsa_backend_entry_v1(const cqsa_host_v1* host, const cqsa_backend_v1** out) {
-  *out = &fake::backend;
+  static const cqsa_backend_v1 renamed = [] {
+    cqsa_backend_v1 b = fake::backend;
+    b.name = "cuda";
+    return b;
+  }();
+  Dl_info self{};
+  const bool as_cuda = dladdr(reinterpret_cast<const void*>(&cqsa_backend_entry_v1), &self) && std::strstr(self.dli_fname, "libcqsa_cuda.so");
+  *out = as_cuda ? &renamed : &fake::backend;
   return std::strcmp(host->build_id, CQSA_BUILD_ID) == 0 ? CQSA_OK : CQSA_ERROR_ABI_MISMATCH;
 }
 
@@ -399,6 +475,7 @@ FAKE_API void fake_configure(const fake_config* config) {
     d.pauses = {config->delay_min_us, config->delay_max_us, config->seed};
     d.streams_made = 0;
   }
+  d.times.reset(config->leaf_us, config->copy_us_per_mib);
   fake::the_memory().limit(config->memory_limit, config->pinned_limit);
   d.state = config->state;
   d.alloc.set(config->fail_alloc, config->fail_allocs);
@@ -430,6 +507,7 @@ FAKE_API void fake_stats(fake_counters* out) {
   out->pointer_queries = d.pointer_queries;
   out->stream_queries = d.stream_queries;
   out->workspaceless = d.workspaceless;
+  d.times.fill(*out);
   std::snprintf(out->error, sizeof out->error, "%s", fake::fault().c_str());
 }
 

@@ -19,6 +19,9 @@ typedef struct fake_config {
   int32_t state;           /* CQSA_BACKEND_*, what state() reports */
   int32_t no_stream_memory; /* stream_alloc is UNSUPPORTED */
   int32_t no_work;         /* launches and merges are accepted and do nothing at all: for timing the core */
+  /* A timeline instead of results: a leaf computes nothing and lasts leaf_us, a copy lasts as long as its size says. */
+  uint32_t leaf_us;        /* 0: leaves are computed */
+  uint32_t copy_us_per_mib;
 } fake_config;
 
 /* Counted since the last fake_configure(), memory of fake_alloc() left out. */
@@ -32,6 +35,10 @@ typedef struct fake_counters {
   int64_t objects_made;     /* streams and events */
   int64_t stream_allocations, property_queries, pointer_queries, stream_queries;
   int64_t workspaceless;    /* launches with no workspace */
+  /* Leaves of leaf_us: how long they lasted together, and how long the device had none between the first and the last of them,
+   * of which the part that began after the fourth: the first ones have nothing to hide behind. */
+  int64_t leaf_busy_us, leaf_idle_us, leaf_idle_late_us;
+  int64_t copiers;          /* threads that ever issued a copy */
   char error[256];          /* first fault that an operation found while it ran, "" without one */
 } fake_counters;
 

@@ -65,10 +65,12 @@ def packed(random):
     return tuple(random.standard_normal(shape).astype(np.float32) for shape in ((2, 4, 60, 32), (2, 2, 90, 32), (2, 2, 90, 32)))
 
 
-def settle(fake):
-    """What was queued has ended; a backend that only blocks has no such function."""
-    if hasattr(fake, "fake_stream_sync"):
-        fake.fake_stream_sync(None)
+def new_stream(fake, device=0):
+    fake.fake_stream_create.restype, fake.fake_stream_create.argtypes = ctypes.c_void_p, [ctypes.c_int32]
+    for name in ("fake_stream_sync", "fake_stream_destroy", "fake_capture_begin", "fake_capture_end"):
+        getattr(fake, name).argtypes = [ctypes.c_void_p]
+    fake.fake_capture_end.restype = ctypes.c_void_p
+    return fake.fake_stream_create(device)
 
 
 @pytest.mark.parametrize("kind", ["ext", "cuda_host"])
@@ -81,7 +83,7 @@ def test_operands_and_results_where_they_are(fake, packed, kind, limit):
     got = cqsa.attention(*(x.tensor() for x in memories), out=results, return_lse=True, causal="bottom_right", memory_limit=limit,
                          backend="fake")
     assert got[0] is results[0]
-    settle(fake)
+    fake.fake_stream_sync(None)  # the call only queued its work, if the plan was direct
     exact.assert_close(out.read(), wanted[0])
     exact.assert_close(lse.read(), wanted[1])
 
@@ -99,6 +101,23 @@ def test_keys_in_host_memory(fake, packed):
     out = cqsa.attention(q.tensor(), *packed[1:], backend="fake")  # no framework there makes a result
     assert type(out) is np.ndarray
     exact.assert_close(out, exact.attention(*packed)[0])
+
+
+def test_a_stream_of_the_caller(fake, packed):
+    stream = new_stream(fake)
+    memories = [Memory(fake, x, "ext") for x in packed]
+    out = Memory(fake, np.full((2, 4, 60, 32), np.nan, np.float32), "ext")
+    cqsa.attention(*(x.tensor() for x in memories), out=out.tensor(), stream=stream, backend="fake")
+    fake.fake_stream_sync(stream)
+    exact.assert_close(out.read(), exact.attention(*packed)[0])
+    fake.fake_capture_begin(stream)
+    refused("CAPTURE_UNSAFE", lambda: cqsa.attention(memories[0].tensor(), *packed[1:], stream=stream, backend="fake"), "captured")
+    fake.fake_graph_destroy.argtypes = [ctypes.c_void_p]
+    fake.fake_graph_destroy(fake.fake_capture_end(stream))
+    fake.fake_stream_destroy(stream)
+    other = new_stream(fake, 1)
+    refused("DEVICE", lambda: cqsa.attention(memories[0].tensor(), *packed[1:], stream=other, backend="fake"), "stream")
+    fake.fake_stream_destroy(other)
 
 
 def test_refused(fake, packed):

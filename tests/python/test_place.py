@@ -37,3 +37,10 @@ def test_refused():
         cqsa.place(x, hardware={"name": "odd"})
     with pytest.raises(ValueError):
         cqsa.place(object())
+
+
+def test_the_reserve_is_of_all_the_memory():
+    x = np.zeros(100, np.int8)
+    found = cqsa.place(x, hardware={**CARD, "device_bytes": 400, "device_total_bytes": 1000})  # others have 600
+    assert found.limit_bytes == 250 and "400 of 1000 bytes free" in found.reason
+    assert cqsa.place(x, hardware={**CARD, "device_bytes": 100, "device_total_bytes": 1000}).limit_bytes == 0

@@ -112,6 +112,11 @@ class block {
   struct meeting {
     place_in_code at;
     int arrived = 0;
+    // For TSan: what happened before one turn of a meeting is known to those who leave it. Nobody is two turns ahead of others.
+    int turn = 0;
+    char keys[2] = {0, 0};
+    void* key() { return &keys[turn % 2]; }
+    void next() { at = {}, arrived = 0, ++turn; }
   };
     // Who goes on at a switch point: anyone, the same threads or the same warps whenever they can. The last is nearest to hardware and
   // finds what a warp may do before the others.
@@ -133,6 +138,7 @@ class block {
   std::vector<thread> threads_;
   std::vector<meeting> warps_;
   meeting whole_;
+  char begin_ = 0, end_ = 0;  // keys as in meeting
   std::vector<int> ready_;
   fiber main_;
   thread* current_ = nullptr;

@@ -12,9 +12,18 @@
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
+#if defined(CQSA_SIMT_TSAN)
+#include <sanitizer/tsan_interface.h>
+#endif
 
 namespace cqsa::simt {
 namespace ctx = boost::context::detail;
+
+fiber::~fiber() {
+#if defined(CQSA_SIMT_TSAN)
+  if (stack_ && tsan_) __tsan_destroy_fiber(tsan_);
+#endif
+}
 
 void fiber::prepare(void* stack, size_t bytes, void (*entry)(void*), void* argument) {
   entry_ = entry, argument_ = argument;
@@ -22,6 +31,9 @@ void fiber::prepare(void* stack, size_t bytes, void (*entry)(void*), void* argum
   fake_stack_ = nullptr;
 #if defined(CQSA_SIMT_ASAN)
   __asan_unpoison_memory_region(stack, bytes);  // whoever had it may have been abandoned in the middle
+#endif
+#if defined(CQSA_SIMT_TSAN)
+  if (!tsan_) tsan_ = __tsan_create_fiber(0);
 #endif
   context_ = ctx::make_fcontext(static_cast<char*>(stack) + bytes, bytes, start);
 }
@@ -52,6 +64,10 @@ void fiber::jump(fiber& to, bool last) {
   __sanitizer_start_switch_fiber(last ? nullptr : &fake_stack_, to.stack_, to.stack_bytes_);
 #else
   (void)last;
+#endif
+#if defined(CQSA_SIMT_TSAN)
+  if (!stack_ && !tsan_) tsan_ = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(to.tsan_, __tsan_switch_to_fiber_no_sync);  // a switch orders nothing: only what kernels do counts
 #endif
   arrive(ctx::jump_fcontext(to.context_, &to));
 }

@@ -16,6 +16,8 @@ class fiber {
  public:
   // A fiber without a stack stands for the caller's own stack.
   fiber() = default;
+  ~fiber();
+  fiber(const fiber&) = delete;
   // [stack, stack + bytes); entry(argument) begins at the first switch and must not return, but leave().
   void prepare(void* stack, size_t bytes, void (*entry)(void*), void* argument);
   // From this fiber, which is running, to another; returns when somebody switches back.
@@ -34,6 +36,7 @@ class fiber {
   const void* stack_ = nullptr;
   size_t stack_bytes_ = 0;
   void* fake_stack_ = nullptr;
+  void* tsan_ = nullptr;  // TSan's idea of this fiber, a thread like any other
   fiber* from_ = nullptr;  // who switched here last; not on that fiber's stack, which may be gone
 };
 

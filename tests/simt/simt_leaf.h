@@ -33,9 +33,11 @@ cqsa_status launch_simt(cqsa::simt::device& device, const cqsa_attention_leaf& l
   return status;
 }
 
+int workers = 2;
+
 cqsa::simt::device device_with(int lanes, uint64_t seed) {
   cqsa::simt::device d;
-  d.facts.lanes = lanes, d.seed = seed;
+  d.facts.lanes = lanes, d.seed = seed, d.workers = workers;
   return d;
 }
 

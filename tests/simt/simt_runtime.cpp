@@ -14,6 +14,13 @@
 #include <mutex>
 #include <thread>
 
+#if defined(CQSA_SIMT_TSAN)
+#include <sanitizer/tsan_interface.h>
+#else
+#define __tsan_acquire(key) ((void)(key))
+#define __tsan_release(key) ((void)(key))
+#endif
+
 int cqsa_simt_mutant = 0;
 
 namespace cqsa::simt {
@@ -137,7 +144,7 @@ std::string block::run(const int64_t index[3]) {
   shared_.fill();
   const uint64_t draw = random() % 4;
   policy_ = draw == 0 ? policy::anyone : draw == 1 ? policy::favourite_threads : policy::favourite_warps;
-  ready_.clear(), whole_ = {}, unfinished_ = launch_.threads, blame_.clear();
+  ready_.clear(), ready_.reserve(threads_.size()), whole_ = {}, unfinished_ = launch_.threads, blame_.clear();
   for (meeting& w : warps_) w = {};
   uint32_t warp_favour = 0;
   for (int i = 0; i < launch_.threads; ++i) {
@@ -151,10 +158,12 @@ std::string block::run(const int64_t index[3]) {
     ready_.push_back(i);
   }
   running = this;
+  __tsan_release(&begin_);
   go_on();
   if (blame_.empty() && unfinished_ > 0) blame_ = explain_deadlock();
-  if (blame_.empty()) blame_ = shared_.damage();
   if (unfinished_ > 0) unwind();
+  __tsan_acquire(&end_);
+  if (blame_.empty()) blame_ = shared_.damage();
   running = nullptr, here = nullptr;
   return blame_;
 }
@@ -169,6 +178,7 @@ void block::enter(void* argument) {
   thread& t = *static_cast<thread*>(argument);
   block& b = *running;
   b.arrive(t);
+  __tsan_acquire(&b.begin_);
   try {
     if (b.blame_.empty()) b.launch_.body(b.launch_.params);
     if (t.copies.any()) b.blame("a thread ended with a copy that it never waited for");
@@ -177,6 +187,7 @@ void block::enter(void* argument) {
     b.blame("an exception in a kernel");
   }
   t.done = true, --b.unfinished_;
+  __tsan_release(&b.end_);
   thread* next = b.blame_.empty() ? b.pick() : nullptr;
   t.stack_of.leave(next ? next->stack_of : b.main_);
 }
@@ -228,11 +239,14 @@ void block::wait_block(const place_in_code& at) {
   thread& me = *current_;
   join(whole_, at, me);
   me.waits = at;
+  void* const key = whole_.key();
+  __tsan_release(key);
   if (whole_.arrived == launch_.threads) {
-    whole_ = {};
+    whole_.next();
     for (thread& t : threads_) t.waits = {}, ready_.push_back(t.place.index);
   }
   pause();
+  __tsan_acquire(key);
 }
 
 void block::wait_lanes(const place_in_code& at, int lanes, const lane_operand& mine, lanes_function function) {
@@ -242,16 +256,21 @@ void block::wait_lanes(const place_in_code& at, int lanes, const lane_operand& m
   meeting& m = warps_[size_t(first / lanes)];
   join(m, at, me);
   me.waits = at, me.operand = mine;
+  void* const key = m.key();
+  __tsan_release(key);
   if (m.arrived == lanes) {
-    m = {};
+    m.next();
+    __tsan_acquire(key);
     if (function) {
       lane_operand operands[most_lanes];
       for (int i = 0; i < lanes; ++i) operands[i] = threads_[size_t(first + i)].operand;
       function(operands, lanes);
     }
+    __tsan_release(key);
     for (int i = first; i < first + lanes; ++i) threads_[size_t(i)].waits = {}, ready_.push_back(i);
   }
   pause();
+  __tsan_acquire(key);
 }
 
 void block::blame(const std::string& text) {
@@ -295,6 +314,7 @@ std::string run(void (*body)(const void*), int lanes, const run_shape& shape, co
   splitmix shuffler{seed};
   for (int64_t i = blocks - 1; i > 0; --i) std::swap(order[size_t(i)], order[size_t(shuffler() % uint64_t(i + 1))]);
 
+  stack_pool::instance();  // made before there are threads
   std::atomic<int64_t> next{0};
   std::mutex mutex;
   std::string error;

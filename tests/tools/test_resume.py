@@ -34,7 +34,8 @@ def write(folder, heads=24, seqlen=768, dim=32, seed=2):
 
 
 def command(tool, *arguments, output="out.safetensors"):
-    return [tool, "attention", "in.safetensors", "-o", output, "--threads", "1", "--backend", "cpu", "--json", "--lse", *arguments]
+    backend = () if "--backend" in arguments else ("--backend", "cpu", "--threads", "1")
+    return [tool, "attention", "in.safetensors", "-o", output, *backend, "--json", "--lse", *arguments]
 
 
 def call(tool, folder, *arguments, status=0, **more):
@@ -68,8 +69,16 @@ def one_life(tool, folder, arguments, seconds):
         return json.loads(text)
 
 
-@pytest.mark.parametrize("arguments", [("--causal", "top_left"), ("--memory", "1500KiB")], ids=["direct", "mapped"])
-def test_killed_at_random_moments(tool, folder, arguments):
+DEVICE = ("--backend", "fake", "--threads", "2", "--memory", "500KiB")  # tiles of some rows, windows of some keys
+
+
+@pytest.mark.parametrize("arguments", [("--causal", "top_left"), ("--memory", "1500KiB"), DEVICE], ids=["direct", "mapped", "device"])
+def test_killed_at_random_moments(tool, folder, monkeypatch, arguments):
+    if arguments == DEVICE:
+        plugins = os.environ.get("CQSA_TEST_PLUGIN_DIR")
+        if not plugins:
+            pytest.skip("no fake device was built")
+        monkeypatch.setenv("CQSA_BACKEND_PATH", plugins)
     write(folder)
     start = time.monotonic()
     whole_tasks = call(tool, folder, *arguments, "--resume", "state")["run"]["tasks"]

@@ -29,6 +29,7 @@ using Catch::Approx;
 #if defined(CQSA_TEST_AMX_MODEL)
 namespace cqsa::cpu {
 extern const kernel_target target_amx_model;
+bool model_tiles_released();
 }
 #endif
 

@@ -179,13 +179,13 @@ TEST_CASE("cpu: the rules of section 8", "[cpu]") {
   }
   SECTION("windows on either side, and none of it left") {
     for (cqsa_dtype type : {CQSA_DTYPE_F32, CQSA_DTYPE_BF16})
-    for (int64_t left : {-1, 0, 3, 100})
-      for (int64_t right : {-1, 0, 2})
-        for (int32_t causal : {0, 1, 2}) {
-          problem p = plain(1, 1, 1, 70, 50, 16, 16, type);
-          p.leaf.window_left = left, p.leaf.window_right = right, p.leaf.causal = causal, p.leaf.tile_k = 16;
-          check(p);
-        }
+      for (int64_t left : {-1, 0, 3, 100})
+        for (int64_t right : {-1, 0, 2})
+          for (int32_t causal : {0, 1, 2}) {
+            problem p = plain(1, 1, 1, 70, 50, 16, 16, type);
+            p.leaf.window_left = left, p.leaf.window_right = right, p.leaf.causal = causal, p.leaf.tile_k = 16;
+            check(p);
+          }
   }
   SECTION("huge logits") {
     for (double size : {1e15, -1e15, 1e4}) {
@@ -366,25 +366,25 @@ bool same_bits(const problem& p, const tensor& out, const tensor& lse) {
 
 TEST_CASE("cpu: state in and out", "[cpu]") {
   for (cqsa_dtype type : {CQSA_DTYPE_F32, CQSA_DTYPE_BF16})
-  for (const cqsa_attention_impl* impl : fast_entries(type))
-    for (int32_t causal : {0, 2})
-      for (int64_t step : {17, 32, 64, 1000}) {
-        INFO(impl->name << " causal " << causal << " step " << step);
-        problem p = plain(2, 6, 2, 21, 130, 24, 20, type);
-        p.leaf.causal = causal, p.leaf.tile_k = 32, p.leaf.tile_q = 16;
-        p.sinks = tensor(CQSA_DTYPE_F32, {1, 6, 1, 1});
-        p.sinks.fill([](int64_t, int64_t h, int64_t, int64_t) { return double(h) - 3; });
-        run_reference(p);
-        run_by_state(*impl, p, step, false);
-        REQUIRE(differs(p.out, p.exact_out, allowed_error(*impl, p, 1e-5)).empty());
-        REQUIRE(differs(p.lse, p.exact_lse, 1e-5).empty());
-        const std::vector<char> out = p.out.memory, lse = p.lse.memory;
-        run_by_state(*impl, p, step, true);
-        REQUIRE((p.out.memory == out && p.lse.memory == lse));
-        if (step % 32) continue;
-        REQUIRE(launch(*impl, p.with(p.out, p.lse)) == CQSA_OK);  // cut at tile borders: the bits of one call
-        REQUIRE((p.out.memory == out && p.lse.memory == lse));
-      }
+    for (const cqsa_attention_impl* impl : fast_entries(type))
+      for (int32_t causal : {0, 2})
+        for (int64_t step : {17, 32, 64, 1000}) {
+          INFO(impl->name << " causal " << causal << " step " << step);
+          problem p = plain(2, 6, 2, 21, 130, 24, 20, type);
+          p.leaf.causal = causal, p.leaf.tile_k = 32, p.leaf.tile_q = 16;
+          p.sinks = tensor(CQSA_DTYPE_F32, {1, 6, 1, 1});
+          p.sinks.fill([](int64_t, int64_t h, int64_t, int64_t) { return double(h) - 3; });
+          run_reference(p);
+          run_by_state(*impl, p, step, false);
+          REQUIRE(differs(p.out, p.exact_out, allowed_error(*impl, p, 1e-5)).empty());
+          REQUIRE(differs(p.lse, p.exact_lse, 1e-5).empty());
+          const std::vector<char> out = p.out.memory, lse = p.lse.memory;
+          run_by_state(*impl, p, step, true);
+          REQUIRE((p.out.memory == out && p.lse.memory == lse));
+          if (step % 32) continue;
+          REQUIRE(launch(*impl, p.with(p.out, p.lse)) == CQSA_OK);  // cut at tile borders: the bits of one call
+          REQUIRE((p.out.memory == out && p.lse.memory == lse));
+        }
 }
 
 TEST_CASE("cpu: bits depend on neither workers nor tiles of queries nor neighbours", "[cpu]") {
@@ -446,33 +446,61 @@ TEST_CASE("cpu: progress, cancellation and failing executors", "[cpu]") {
   }
 }
 
+#if defined(CQSA_TEST_AMX_MODEL)
+TEST_CASE("cpu: the caller's thread is left without tile state", "[cpu]") {
+  if (!cqsa::cpu::this_cpu().avx512) return;
+  problem p = plain(1, 2, 2, 70, 90, 16, 16, CQSA_DTYPE_BF16);
+  REQUIRE(launch(amx_model, p.with(p.out, p.lse)) == CQSA_OK);
+  REQUIRE(cqsa::cpu::model_tiles_released());
+  counter stop;
+  stop.stop_at = 1;
+  const cqsa_exec exec{&stop, run_threads, count_poll, 1};
+  REQUIRE(launch(amx_model, p.with(p.out, p.lse), &exec) == CQSA_ERROR_CANCELLED);
+  REQUIRE(cqsa::cpu::model_tiles_released());
+
+  // A progress function that itself computes attention on this thread, in the middle of a unit.
+  problem inner = plain(1, 1, 1, 20, 30, 16, 16, CQSA_DTYPE_BF16), outer = plain(1, 1, 1, 20, 1300, 16, 16, CQSA_DTYPE_BF16);
+  outer.leaf.tile_k = 16;
+  REQUIRE(launch(amx_model, outer.with(outer.out, outer.lse)) == CQSA_OK);
+  const std::vector<char> alone = outer.out.memory;
+  const cqsa_exec nested{&inner, run_threads, [](void* user, int64_t) {
+    problem& x = *static_cast<problem*>(user);
+    REQUIRE(cqsa::cpu::model_tiles_released());
+    REQUIRE(launch(amx_model, x.with(x.out, x.lse)) == CQSA_OK);
+    return int32_t(0);
+  }, 1};
+  REQUIRE(launch(amx_model, outer.with(outer.out, outer.lse), &nested) == CQSA_OK);
+  REQUIRE(outer.out.memory == alone);
+}
+#endif
+
 TEST_CASE("cpu: tiles and workspace", "[cpu]") {
   for (cqsa_dtype type : {CQSA_DTYPE_F32, CQSA_DTYPE_BF16})
-  for (const cqsa_attention_impl* impl : fast_entries(type))
-    for (int invariant : {0, 1})
-      for (int64_t n : {1, 5, 100, 8192}) {
-        INFO(impl->name << " " << n);
-        problem p = plain(1, 2, 1, 1, 1, 64, 64, type);
-        p.leaf.seqlen_q = p.leaf.seqlen_k = n;
-        p.leaf.batch_invariant = invariant;
-        cqsa_attention_leaf leaf = p.with(p.out, p.lse);
-        cqsa_leaf_tile tiles[16];
-        const int32_t count = impl->tiles(&leaf, tiles, 16);
-        REQUIRE(count >= 1);
-        uint64_t last = UINT64_MAX;
-        for (int32_t i = 0; i < count; ++i) {
-          leaf.tile_q = tiles[i].tile_q, leaf.tile_k = tiles[i].tile_k;
-          const uint64_t bytes = impl->workspace(&leaf, 1);
-          REQUIRE(bytes < last);
-          REQUIRE(impl->workspace(&leaf, 3) == 3 * bytes);
-          REQUIRE((tiles[i].efficiency > 0 && tiles[i].efficiency <= 1));
-          if (invariant) REQUIRE(tiles[i].tile_k == tiles[0].tile_k);
-          last = bytes;
+    for (const cqsa_attention_impl* impl : fast_entries(type))
+      for (int invariant : {0, 1})
+        for (int64_t n : {1, 5, 100, 8192}) {
+          INFO(impl->name << " " << n);
+          problem p = plain(1, 2, 1, 1, 1, 64, 64, type);
+          p.leaf.seqlen_q = p.leaf.seqlen_k = n;
+          p.leaf.batch_invariant = invariant;
+          cqsa_attention_leaf leaf = p.with(p.out, p.lse);
+          cqsa_leaf_tile tiles[16];
+          const int32_t count = impl->tiles(&leaf, tiles, 16);
+          REQUIRE(count >= 1);
+          uint64_t last = UINT64_MAX;
+          for (int32_t i = 0; i < count; ++i) {
+            leaf.tile_q = tiles[i].tile_q, leaf.tile_k = tiles[i].tile_k;
+            const uint64_t bytes = impl->workspace(&leaf, 1);
+            REQUIRE(bytes < last);
+            REQUIRE(impl->workspace(&leaf, 3) == 3 * bytes);
+            REQUIRE((tiles[i].efficiency > 0 && tiles[i].efficiency <= 1));
+            if (invariant) REQUIRE(tiles[i].tile_k == tiles[0].tile_k);
+            last = bytes;
+          }
+          REQUIRE(last < 100 * 1024);
+          if (!invariant) REQUIRE(last < 32 * 1024);
+          REQUIRE(impl->launch(nullptr, &leaf, nullptr, 0, nullptr, nullptr) == CQSA_ERROR_WORKSPACE);
         }
-        REQUIRE(last < 100 * 1024);
-        if (!invariant) REQUIRE(last < 32 * 1024);
-        REQUIRE(impl->launch(nullptr, &leaf, nullptr, 0, nullptr, nullptr) == CQSA_ERROR_WORKSPACE);
-      }
 }
 
 TEST_CASE("cpu: merge", "[cpu]") {

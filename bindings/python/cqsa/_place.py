@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from math import prod
 from typing import Any, List, NamedTuple
 
@@ -22,7 +23,7 @@ class Placement(NamedTuple):
     places: List[str]  # of each tensor: "device", "pinned" or "host"; a tensor that is on a device already is "device"
     device_bytes: int  # of the tensors that would be put on the device, those that are there already not counted
     pinned_bytes: int  # of the tensors that would be pinned
-    limit_bytes: int  # what may be put on the device: its free memory less the reserve
+    limit_bytes: int  # what may be put on the device: what is free of its memory, less the reserve
     reason: str  # in one sentence
 
 
@@ -52,7 +53,7 @@ def place(*tensors: Any, reserve: float = 0.15, backend: str = "auto", hardware:
     if free <= 0:
         raise error_for(ERROR_INVALID_ARGUMENT, 'hardware has no "device_bytes"')
     total = int(machine.get("device_total_bytes", 0)) or free
-    limit = max(0, free - int(total * fraction))
+    limit = max(0, free - math.ceil(total * fraction))
     rest = "pinned" if machine.get("pinned", False) else "host"
     places, on_device, pinned = [], 0, 0
     for view in views:
@@ -62,5 +63,5 @@ def place(*tensors: Any, reserve: float = 0.15, backend: str = "auto", hardware:
         places.append("device" if fits else rest if pageable else "pinned")
         on_device += size if fits and view.on_host() else 0
         pinned += 0 if fits or rest == "host" else size
-    return Placement(places, on_device, pinned, limit, f"{name} has {free} free bytes, of which {limit} may hold operands: "
+    return Placement(places, on_device, pinned, limit, f"{name} has {free} of {total} bytes free, of which {limit} may hold operands: "
                      f"{on_device} are taken, {pinned} bytes are pinned")

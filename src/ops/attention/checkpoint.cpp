@@ -85,11 +85,15 @@ uint64_t fingerprint_of_operands(const attention_problem& problem, const cqsa_at
   const int64_t q_items = problem.varlen() ? 1 : p.batch, q_rows = problem.varlen() ? p.total_q : p.seqlen_q;
   const int64_t k_items = problem.paged() ? p.num_pages : q_items;
   const int64_t k_rows = problem.paged() ? p.page_size : problem.varlen() ? p.total_k : p.seqlen_k;
-  sample(whole.q, q_items, p.num_heads, q_rows, p.head_dim);
-  sample(whole.k, k_items, p.num_kv_heads, k_rows, p.head_dim);
-  sample(whole.v, k_items, p.num_kv_heads, k_rows, p.head_dim_v);
-  sample(whole.k_scale, k_items, p.num_kv_heads, k_rows, 1);
-  sample(whole.v_scale, k_items, p.num_kv_heads, k_rows, 1);
+  const bool q_here = p.memory_q != CQSA_MEMORY_DEVICE;
+  if (q_here) sample(whole.q, q_items, p.num_heads, q_rows, p.head_dim);
+  if (p.memory_kv != CQSA_MEMORY_DEVICE) {
+    sample(whole.k, k_items, p.num_kv_heads, k_rows, p.head_dim);
+    sample(whole.v, k_items, p.num_kv_heads, k_rows, p.head_dim_v);
+    sample(whole.k_scale, k_items, p.num_kv_heads, k_rows, 1);
+    sample(whole.v_scale, k_items, p.num_kv_heads, k_rows, 1);
+  }
+  if (!q_here) return print.value();
   for (const cqsa_view* plane : {&whole.mask, &whole.bias})
     sample(*plane, p.batch, p.num_heads, p.seqlen_q, std::min(p.seqlen_k, sampled_columns));
   for (const cqsa_view* small : {&whole.slopes, &whole.sinks}) sample(*small, p.batch, p.num_heads, 1, 1);

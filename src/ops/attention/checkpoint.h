@@ -22,7 +22,8 @@ class fingerprint {
   uint64_t value_ = 0x9e3779b97f4a7c15u;
 };
 
-// Lengths and page tables whole, of everything else some rows: the check that a run goes on with the inputs it began with.
+// Lengths and page tables whole, of everything else some rows, of what is in device memory nothing: the check that a run goes on
+// with the inputs it began with.
 uint64_t fingerprint_of_operands(const attention_problem&, const cqsa_attention_leaf& whole);
 
 class checkpoint {

@@ -20,9 +20,6 @@ class cqs_runner {
   struct pending_task {
     int64_t task, buffer;
   };
-  struct pending_rows {
-    int64_t first, rows, slot;
-  };
 
   cqsa_status run_group();
   void begin_group();
@@ -45,7 +42,7 @@ class cqs_runner {
   cqsa_status finish();
   cqsa_status finish_rows(int64_t first, int64_t rows, int64_t slot);
   cqsa_status bring_state(int64_t first, int64_t rows, int64_t slot);
-  cqsa_status store_oldest();
+  cqsa_status store_rows(int64_t first, int64_t rows, int64_t slot);
   cqsa_attention_leaf blank_leaf() const;
 
   int64_t scale_groups(const cqsa_view& scale, int64_t bytes) const { return scale.data ? bytes / dtype_bytes(scale.dtype) : 0; }
@@ -63,8 +60,7 @@ class cqs_runner {
   int64_t issued_ = 0;               // tasks with a leaf call; decides the buffer
   pending_task tasks_[3];
   int pending_tasks_ = 0;
-  pending_rows outputs_[2];
-  int pending_outputs_ = 0;
+  int64_t stored_[2] = {};  // of each output slot: the place in the lane behind what left it last
 };
 
 cqsa_status cqs_runner::run(const device_region& region) {
@@ -358,8 +354,7 @@ cqsa_status cqs_runner::finish() {
   int64_t tiles = 0;
   for (int64_t first = 0; first < seqlen_; first += g_.finish_rows)
     CQSA_TRY(finish_rows(first, std::min(g_.finish_rows, seqlen_ - first), tiles++ % g_.out_slots));
-  while (pending_outputs_ > 0) CQSA_TRY(store_oldest());
-  return CQSA_OK;
+  return session_.await_stored(session_.stored());
 }
 
 // Rows of the host's accumulator go up to be finished.
@@ -382,6 +377,7 @@ cqsa_status cqs_runner::bring_state(int64_t first, int64_t rows, int64_t slot) {
 cqsa_status cqs_runner::finish_rows(int64_t first, int64_t rows, int64_t slot) {
   cqsa_attention_leaf leaf = blank_leaf();
   const cqsa_attention_leaf& whole = run_.whole;
+  if (g_.out_back) CQSA_TRY(session_.await_stored(stored_[slot]));
   if (g_.acc_on_host) {
     CQSA_TRY(bring_state(first, rows, slot));
     leaf.state_acc = session_.device.windows[slot].acc;
@@ -402,24 +398,24 @@ cqsa_status cqs_runner::finish_rows(int64_t first, int64_t rows, int64_t slot) {
   CQSA_TRY(run_.launch(leaf));
   CQSA_TRY(session_.record(session_.window_free[slot], stream_compute));
   if (!g_.out_back) return CQSA_OK;
-  CQSA_TRY(session_.record(session_.out_ready[slot], stream_compute));
-  outputs_[pending_outputs_++] = {first, rows, slot};
-  return pending_outputs_ < g_.out_slots ? CQSA_OK : store_oldest();
+  return store_rows(first, rows, slot);
 }
 
-cqsa_status cqs_runner::store_oldest() {
-  const pending_rows next = outputs_[0];
-  outputs_[0] = outputs_[1];
-  --pending_outputs_;
-  CQSA_TRY(session_.wait(stream_back, session_.out_ready[next.slot]));
-  host_tile out = tile_of(run_.out_of(run_.whole.out, group_), {group_.items, group_.q_heads, next.rows, p_.head_dim_v},
-                          p_.memory_out);
-  out.rows.first = next.first;
-  CQSA_TRY(session_.store(out, session_.device.out[next.slot]));
-  if (!run_.whole.lse.data) return CQSA_OK;
-  host_tile lse = tile_of(run_.out_of(run_.whole.lse, group_), {group_.items, group_.q_heads, next.rows, 1}, p_.memory_out);
-  lse.rows.first = next.first;
-  return session_.store(lse, session_.device.lse[next.slot]);
+// They leave while the next rows are finished.
+cqsa_status cqs_runner::store_rows(int64_t first, int64_t rows, int64_t slot) {
+  CQSA_TRY(session_.record(session_.out_ready[slot], stream_compute));
+  CQSA_TRY(session_.wait(stream_back, session_.out_ready[slot]));
+  host_tile out = tile_of(run_.out_of(run_.whole.out, group_), {group_.items, group_.q_heads, rows, p_.head_dim_v}, p_.memory_out);
+  out.rows.first = first;
+  CQSA_TRY(session_.store(out, session_.device.out[slot]));
+  if (run_.whole.lse.data) {
+    host_tile lse = tile_of(run_.out_of(run_.whole.lse, group_), {group_.items, group_.q_heads, rows, 1}, p_.memory_out);
+    lse.rows.first = first;
+    CQSA_TRY(session_.store(lse, session_.device.lse[slot]));
+  }
+  CQSA_TRY(session_.record(session_.out_done[slot], stream_back));
+  stored_[slot] = session_.stored();
+  return CQSA_OK;
 }
 
 }  // namespace

@@ -82,7 +82,7 @@ std::string candidate_text(const candidate_note& note, bool host) {
     text += format(" c=%d itr=%d %s%s", c.c, c.itr, c.operands_resident ? "operands resident " : "",
                    c.accumulator_on_host ? "accumulator on host" : "");
   text += format(" tile %" PRId64 "x%" PRId64 " group %" PRId64 "x%" PRId64, c.tile_q, c.tile_k, c.group_batch, c.group_heads);
-  text += host ? format(" threads %d", c.workers) : format(" buffers %d%s", c.buffers, c.staging_pinned ? " pinned" : "");
+  text += host ? format(" threads %d", c.workers) : format(" buffers %d%s", c.buffers, c.staging.pinned ? " pinned" : "");
   return text + ": " + seconds_text(note.seconds) + ", peak " +
          bytes_text(static_cast<double>(host ? note.cost.host : note.cost.device)) + ": " + note.verdict + "\n";
 }

@@ -3,6 +3,7 @@
 // lengths are known at run time only.
 #include "ops/attention/device_layout.h"
 #include "ops/attention/positions.h"
+#include "ops/attention/window_cache.h"
 #include "tensor.h"
 
 namespace cqsa {
@@ -82,8 +83,7 @@ double plane_bytes(const attention_problem& problem, const device_geometry& g, F
 // Above this many query tiles not every one is looked at, and the counts become upper bounds.
 constexpr int64_t most_tiles_walked = 4096;
 
-// What one group does; the same for all groups. Window w lives in buffer w % buffers, and one that is still there from the
-// tile before is not loaded again.
+// What one group does; the same for all groups. A window that is still there from the tile before is not loaded again.
 struct stream_walk {
   double calls = 0, loads = 0, visits = 0;          // leaf calls, windows loaded and windows visited
   double loaded = 0;                                // keys
@@ -93,7 +93,7 @@ struct stream_walk {
     const key_range all = band.of_rows(0, seqlen_q, seqlen_k);
     const auto length = [&](int64_t w) { return std::min((w + 1) * g.keys, all.end) - std::max(w * g.keys, all.begin); };
     const int64_t tiles = divided_up(seqlen_q, g.rows), together = divided_up(tiles, most_tiles_walked);
-    int64_t held[3] = {-1, -1, -1};
+    window_cache cache(g.buffers);
     for (int64_t tile = 0; tile < tiles; tile += together) {
       // Of tiles taken together the last one stands for all: under the causal rule it sees the most.
       const int64_t count = std::min(together, tiles - tile), q = (tile + count - 1) * g.rows;
@@ -105,9 +105,10 @@ struct stream_walk {
       const double keys = static_cast<double>(std::min(last * g.keys, all.end) - std::max(first * g.keys, all.begin));
       visit(static_cast<double>(count), static_cast<double>(count == 1 ? rows : g.rows), static_cast<double>(last - first), keys);
       if (together > 1) continue;
-      for (int64_t w = first; w < std::min(last, first + g.buffers); ++w)
-        if (held[w % g.buffers] == w) --loads, loaded -= static_cast<double>(length(w));
-      for (int64_t w = std::max(first, last - g.buffers); w < last; ++w) held[w % g.buffers] = w;
+      // Beyond as many windows as there are buffers nothing can still be there.
+      for (int64_t w = first; w < std::min(last, first + g.buffers); cache.use(w++))
+        if (cache.holds(w)) --loads, loaded -= static_cast<double>(length(w));
+      for (int64_t w = std::max(first + g.buffers, last - g.buffers); w < last; ++w) cache.use(w);
     }
   }
 
@@ -203,27 +204,93 @@ void count_cqs(const attention_problem& problem, const device_geometry& g, footp
   cost.bytes_out += q_heads * walk.rows * state;
 }
 
+// ---- staging ------------------------------------------------------------------------------------------------------------------
+
+// Large enough for full speed, small enough that the processor's cache holds a slot on its way: 4 MiB slots reach the rate of the
+// link with 8 threads on an H200's host, 16 MiB slots two thirds of it.
+constexpr uint64_t best_slot = uint64_t{4} << 20;
+constexpr uint64_t good_slot = uint64_t{1} << 20;    // down to this size more slots are better than larger ones
+constexpr uint64_t least_slot = uint64_t{64} << 10;  // .. and below this nothing is gained
+
+// Pinning memory takes as long as copying some 25 times as much, so a ring is no larger than pays.
+constexpr double bytes_per_staged_byte = 32;
+
+class staging_fitter {
+ public:
+  staging_fitter(const attention_problem& problem, const device_layout& layout, const footprint& cost, uint64_t lists,
+                 const budget& limit, int32_t threads, bool pinned)
+      : problem_(problem), in_(layout.in), back_(layout.back), cost_(cost), lists_(lists), limit_(limit), pinned_(pinned) {
+    most_threads_ = std::clamp(threads, 1, 8);
+  }
+
+  staging_choice fit() const {
+    const int32_t full = pinned_ && most_threads_ > 1 ? 2 * most_threads_ : 2;
+    staging_choice s;
+    for (uint64_t size = best_slot; size >= good_slot; size /= 2)
+      if (fits(s = made(size, full))) return s;
+    for (int32_t slots = full / 2; slots >= 2; slots /= 2)
+      if (fits(s = made(good_slot, slots))) return s;
+    for (uint64_t size = good_slot / 2; size >= least_slot; size /= 2)
+      if (fits(s = made(size, 2))) return s;
+    return made(least_slot, 1);
+  }
+
+ private:
+  staging_choice made(uint64_t size, int32_t most_slots) const {
+    staging_choice s;
+    s.pinned = pinned_;
+    s.threads = most_threads_;
+    slots(in_, cost_.bytes_in, size, most_slots, s.in_slots, s.in_bytes);
+    slots(back_, cost_.bytes_out, size, most_slots, s.back_slots, s.back_bytes);
+    while (s.threads > 1 && !fits(s) && problem_.mapped()) s.threads /= 2;
+    return s;
+  }
+
+  static void slots(const transfer_bound& bound, double moved, uint64_t size, int32_t most, int32_t& count, uint64_t& bytes) {
+    if (bound.largest == 0) return;
+    bytes = std::max(bound.line, std::min(size, bound.largest));
+    const double sensible = moved / bytes_per_staged_byte / static_cast<double>(bytes);
+    count = static_cast<int32_t>(std::clamp<double>(sensible, std::min(most, 2), most));
+  }
+
+  bool fits(const staging_choice& s) const {
+    arena memory;
+    staging_layout().carve(s, memory);
+    const uint64_t host = lists_ + resident_bytes_of_staging(problem_, s) + (pinned_ ? 0 : memory.used());
+    return host <= limit_.host && (!pinned_ || memory.used() <= limit_.pinned);
+  }
+
+  const attention_problem& problem_;
+  const transfer_bound in_, back_;
+  const footprint& cost_;
+  const uint64_t lists_;
+  const budget& limit_;
+  const bool pinned_;
+  int32_t most_threads_;
+};
+
 }  // namespace
 
-footprint device_footprint(const attention_problem& problem, const cqsa_attention_impl* impl, const schedule_choice& choice) {
+footprint device_footprint(const attention_problem& problem, const cqsa_attention_impl* impl, const budget& limit, int32_t threads,
+                           schedule_choice& choice) {
   const device_geometry g = geometry_of(problem, choice);
   if (g.whole) return whole_footprint(shape_of_leaf(problem), impl, choice);
   arena device, staging, host;
   device_layout layout;
   layout.carve(problem, impl, choice, g, device);
-  staging_layout slots;
-  slots.carve(layout, staging);
   device_host_layout lists;
   lists.carve(problem, g, host);
 
   footprint cost;
   cost.device = cost.workspace = device.used();
-  cost.host = host.used() + (choice.staging_pinned ? 0 : staging.used());
-  cost.pinned = choice.staging_pinned ? staging.used() : 0;
   cost.bytes_out = index_bytes(problem, g);
   cost.bytes_in = small_bytes(problem, g);
   if (g.out_back) cost.bytes_out += query_rows(problem) * static_cast<double>(out_bytes(problem));
   g.cqs ? count_cqs(problem, g, cost) : count_stream(problem, g, cost);
+  choice.staging = staging_fitter(problem, layout, cost, host.used(), limit, threads, choice.staging.pinned).fit();
+  staging_layout().carve(choice.staging, staging);
+  cost.host = host.used() + resident_bytes_of_staging(problem, choice.staging) + (choice.staging.pinned ? 0 : staging.used());
+  cost.pinned = choice.staging.pinned ? staging.used() : 0;
   return cost;
 }
 

@@ -85,50 +85,47 @@ void move_run(const host_tile& tile, char* operand, char* compact, int64_t count
 template <direction way>
 void move_lines(const host_tile& tile, int64_t begin, int64_t end, char* compact) {
   for (int64_t line = begin; line < end;) {
-    const int64_t row = line % tile.extent[2];
-    const int64_t head = line / tile.extent[2] % tile.extent[1];
-    const int64_t item = line / tile.extent[2] / tile.extent[1];
-    const source_run run = run_at(tile.rows, row, tile.stride[2], tile.stride[0]);
-    const int64_t count = std::min({run.length, tile.extent[2] - row, end - line});
-    const int64_t axis0 = tile.rows.pages ? 0 : item * tile.stride[0];
-    if (run.hidden)
-      std::memset(compact, 0, static_cast<size_t>(count * tile.line_bytes()));
+    const row_run run = rows_from(tile, line);
+    const int64_t count = std::min(run.lines, end - line);
+    if (run.data)
+      move_run<way>(tile, run.data, compact, count);
     else
-      move_run<way>(tile, tile.data + (axis0 + head * tile.stride[1] + run.offset) * tile.element, compact, count);
+      std::memset(compact, 0, static_cast<size_t>(count * tile.line_bytes()));
     compact += count * tile.line_bytes();
     line += count;
   }
 }
 
-template <direction way>
-cqsa_status move_parallel(const cqsa_context& context, const host_tile& tile, int64_t begin, int64_t end, char* compact) {
-  auto body = [&](int64_t from, int64_t to) {
-    move_lines<way>(tile, begin + from, begin + to, compact + from * tile.line_bytes());
-  };
-  return for_ranges(context, end - begin, (end - begin) * tile.line_bytes(), body);
-}
-
 }  // namespace
 
-cqsa_status gather_lines(const cqsa_context& context, const host_tile& tile, int64_t begin, int64_t end, char* compact) {
-  return move_parallel<direction::gather>(context, tile, begin, end, compact);
+void gather_piece(const host_tile& tile, int64_t begin, int64_t end, char* compact) {
+  move_lines<direction::gather>(tile, begin, end, compact);
 }
 
-cqsa_status scatter_lines(const cqsa_context& context, const host_tile& tile, int64_t begin, int64_t end, const char* compact) {
-  return move_parallel<direction::scatter>(context, tile, begin, end, const_cast<char*>(compact));
+void scatter_piece(const host_tile& tile, int64_t begin, int64_t end, const char* compact) {
+  move_lines<direction::scatter>(tile, begin, end, const_cast<char*>(compact));
 }
 
-line_run contiguous_lines(const host_tile& tile, int64_t line) {
-  const bool plain = !tile.columns.segments && (tile.stride[3] == 1 || tile.extent[3] == 1);
-  if (!plain || (tile.stride[2] != tile.extent[3] && tile.extent[2] > 1)) return {nullptr, 0};
+row_run rows_from(const host_tile& tile, int64_t line) {
   const int64_t row = line % tile.extent[2];
   const int64_t head = line / tile.extent[2] % tile.extent[1], item = line / tile.extent[2] / tile.extent[1];
   const source_run run = run_at(tile.rows, row, tile.stride[2], tile.stride[0]);
   const int64_t lines = std::min(run.length, tile.extent[2] - row);
   if (run.hidden) return {nullptr, lines};
   const int64_t axis0 = tile.rows.pages ? 0 : item * tile.stride[0];
-  const int64_t offset = axis0 + head * tile.stride[1] + run.offset + tile.columns.first * tile.stride[3];
-  return {tile.data + offset * tile.element, lines};
+  return {tile.data + (axis0 + head * tile.stride[1] + run.offset) * tile.element, lines};
+}
+
+line_run contiguous_lines(const host_tile& tile, int64_t line) {
+  const bool plain = !tile.columns.segments && (tile.stride[3] == 1 || tile.extent[3] == 1);
+  if (!plain || (tile.stride[2] != tile.extent[3] && tile.extent[2] > 1)) return {nullptr, 0};
+  const row_run run = rows_from(tile, line);
+  return {run.data ? run.data + tile.columns.first * tile.stride[3] * tile.element : nullptr, run.lines};
+}
+
+bool goes_directly(const host_tile& tile) {
+  constexpr int64_t shortest = 64 << 10;  // below it the cost of a copy call exceeds that of a pass through the cache
+  return tile.pinned && tile.lines() > 0 && contiguous_lines(tile, 0).lines * tile.line_bytes() >= shortest;
 }
 
 segment_run run_of_row(const cqs_segment* segments, int64_t num_segments, int64_t row) {

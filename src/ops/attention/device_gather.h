@@ -19,6 +19,11 @@ struct index_map {
   int64_t num_segments = 0;
 };
 
+// The address range of memory mappings.
+struct mapped_range {
+  uintptr_t begin = 0, end = 0;
+};
+
 // A tile of a host operand: extent[0..2] lines of extent[3] elements. In compact memory the lines lie one after the other.
 struct host_tile {
   char* data = nullptr;
@@ -27,15 +32,16 @@ struct host_tile {
   int64_t extent[4] = {};
   index_map rows, columns;
   bool pinned = false;  // the operand is page-locked: the device can copy from and to it directly
+  mapped_range mapping;  // .. is in mapped files, whose resident pages count; empty: it is not
 
   int64_t lines() const { return extent[0] * extent[1] * extent[2]; }
   int64_t line_bytes() const { return extent[3] * element; }
 };
 
 // Lines [begin, end) of the tile between its operand and compact memory (where line `begin` is at compact). Keys of a hidden
-// page are gathered as zeros. Large moves are spread over the context's threads.
-cqsa_status gather_lines(const cqsa_context& context, const host_tile& tile, int64_t begin, int64_t end, char* compact);
-cqsa_status scatter_lines(const cqsa_context& context, const host_tile& tile, int64_t begin, int64_t end, const char* compact);
+// page are gathered as zeros.
+void gather_piece(const host_tile& tile, int64_t begin, int64_t end, char* compact);
+void scatter_piece(const host_tile& tile, int64_t begin, int64_t end, const char* compact);
 
 // Lines from `line` on that lie one after the other in the operand as they do in compact memory, and where the first of them is.
 // 0 lines: no such order. Keys of a hidden page are a run of their own, at nullptr.
@@ -44,6 +50,16 @@ struct line_run {
   int64_t lines;
 };
 line_run contiguous_lines(const host_tile& tile, int64_t line);
+
+// Lines from `line` on that are tile.stride[2] apart, and where the first of them begins (column 0). Hidden ones are at nullptr.
+struct row_run {
+  char* data;
+  int64_t lines;
+};
+row_run rows_from(const host_tile& tile, int64_t line);
+
+// Whether the tile's runs are long enough to be copied one by one, without staging.
+bool goes_directly(const host_tile& tile);
 
 // Position in the sequence of a row of a task, and how many rows from it on are consecutive.
 struct segment_run {

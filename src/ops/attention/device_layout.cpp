@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 
+#include "ops/attention/mapped_piece.h"
 #include "tensor.h"
 
 namespace cqsa {
@@ -236,13 +237,23 @@ void device_layout::carve(const attention_problem& problem, const cqsa_attention
 
 // ---- the host's memory ------------------------------------------------------------------------------------------------------
 
-void staging_layout::carve(const device_layout& device, arena& memory) {
-  in_bytes = device.in.slot();
-  back_bytes = device.back.slot();
-  for (int i = 0; i < staging_slots; ++i) {
-    in[i] = static_cast<char*>(memory.take_bytes(in_bytes));
-    back[i] = static_cast<char*>(memory.take_bytes(back_bytes));
-  }
+void staging_layout::carve(const staging_choice& staging, arena& memory) {
+  const auto slots = [&memory](int32_t count, uint64_t bytes, uint64_t& stride) {
+    const uint64_t before = memory.used();
+    char* const first = count ? static_cast<char*>(memory.take_bytes(bytes)) : nullptr;
+    stride = memory.used() - before;
+    for (int32_t i = 1; i < count; ++i) memory.take_bytes(bytes);
+    return first;
+  };
+  in = slots(staging.in_slots, staging.in_bytes, in_stride);
+  back = slots(staging.back_slots, staging.back_bytes, back_stride);
+}
+
+uint64_t resident_bytes_of_staging(const attention_problem& problem, const staging_choice& staging) {
+  const bool in = problem.p.memory_q == CQSA_MEMORY_MAPPED || problem.p.memory_kv == CQSA_MEMORY_MAPPED;
+  const bool back = problem.p.memory_out == CQSA_MEMORY_MAPPED;
+  const uint64_t pieces = (in ? resident_of_piece(staging.in_bytes) : 0) + (back ? resident_of_piece(staging.back_bytes) : 0);
+  return static_cast<uint64_t>(staging.threads) * pieces;
 }
 
 void device_host_layout::carve(const attention_problem& problem, const device_geometry& g, arena& memory) {

@@ -42,10 +42,6 @@ int64_t task_rows(const cqs_segment* segments, int64_t num_segments);
 // The largest single transfer of one direction, and the longest line, below which it cannot be cut.
 struct transfer_bound {
   uint64_t largest = 0, line = 0;
-
-  // Large enough for full speed, small enough that the processor's cache holds a slot on its way.
-  static constexpr uint64_t best_slot = uint64_t{4} << 20;
-  uint64_t slot() const { return std::max(line, std::min(best_slot, largest)); }
 };
 
 // Stream: keys of a window. CQS: operands of a task (resident ones are the same in all windows) and, with the accumulator on the
@@ -72,13 +68,14 @@ struct device_layout {
   struct carver;
 };
 
-// Two slots each way: one is filled (or emptied) by the host while the other is copied.
-inline constexpr int staging_slots = 2;
 struct staging_layout {
-  char *in[staging_slots] = {}, *back[staging_slots] = {};
-  uint64_t in_bytes = 0, back_bytes = 0;
-  void carve(const device_layout&, arena&);
+  char *in = nullptr, *back = nullptr;
+  uint64_t in_stride = 0, back_stride = 0;  // bytes from slot to slot
+  void carve(const staging_choice&, arena&);
 };
+
+// Pages of mapped operands that are resident at a time: a piece for each thread of each direction.
+uint64_t resident_bytes_of_staging(const attention_problem&, const staging_choice&);
 
 struct device_host_layout {
   cqsa_rect* rects = nullptr;

@@ -25,6 +25,17 @@ struct query_tile {
   int64_t q, rows;
 };
 
+struct device_run;
+
+// Hears of every tile whose outputs are in the host's memory, in order.
+class tile_listener {
+ public:
+  virtual cqsa_status finished(device_run& run, const query_tile& tile) = 0;
+
+ protected:
+  ~tile_listener() = default;
+};
+
 struct device_run {
   run_state& run;
   const cqsa_attention_leaf& whole;
@@ -33,6 +44,8 @@ struct device_run {
   schedule_choice choice;
   device_geometry g;
   device_session session;
+  mapped_pages pages{problem};
+  tile_listener* listener = nullptr;
   query_tile unfinished{};  // after a failure: where to go on; what comes before has left the device
 
   device_run(run_state& r, const cqsa_attention_leaf& leaf, const cqsa_attention_impl* i, const schedule_choice& c)

@@ -1,24 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// The streams, events and memory of one attempt at a device run, and the transfers through staging slots. Everything it
-// created is drained and freed by its destructor.
+// The streams, events and memory of one attempt at a device run, and its transfers. Everything it created is drained and freed
+// by its destructor.
 #pragma once
-#include "ops/attention/device_gather.h"
 #include "ops/attention/device_layout.h"
+#include "ops/attention/host_mapped.h"
+#include "ops/attention/io_lane.h"
 
 namespace cqsa {
 
+// What is done on stream_in and stream_back waits its turn in a lane; the compute stream gets it at once.
 enum stream_id { stream_in, stream_compute, stream_back, num_streams };
 
 // Record and wait order the streams. Waiting for an event that was never recorded is waiting for nothing.
 struct device_event {
   void* handle = nullptr;
   bool recorded = false;
+  io_lane* lane = nullptr;  // in which the record is number `place`; nullptr: it was made at once
+  int64_t place = 0;
 };
 
 class device_session {
  public:
   // info collects peaks, bytes and leaf calls.
-  device_session(const cqsa_context& context, cqsa_run_info& info) : context_(context), backend_(*context.backend), info_(info) {}
+  device_session(const cqsa_context& context, cqsa_run_info& info)
+      : context_(context), backend_(*context.backend), info_(info), in_(context, io_lane::direction::to_device),
+        back_(context, io_lane::direction::to_host) {}
   ~device_session();
   device_session(const device_session&) = delete;
   device_session& operator=(const device_session&) = delete;
@@ -31,22 +37,34 @@ class device_session {
 
   device_layout device;
   device_host_layout host;
+  // Where operands in mapped files lie; nullptr: there are none. Their pages go behind each transfer.
+  const mapped_pages* mapped = nullptr;
 
   cqsa_status record(device_event& event, stream_id stream);
+  // Where a lane records the event, the calling thread first waits until that is in the stream.
   cqsa_status wait(stream_id stream, const device_event& event);
-  cqsa_status sync(stream_id stream);
-  // Waits for all streams; the first failure is returned.
+  cqsa_status sync(const device_event& event);  // the host waits
+  // Waits for all streams; the first failure is returned. What the lanes have not issued is theirs.
   cqsa_status drain();
 
-  // A tile of a host operand -> compact device memory, on stream_in.
-  cqsa_status fetch(const host_tile& tile, void* to);
+  // A tile of a host operand -> compact device memory, in the lane of stream_in: returns before anything has moved.
+  cqsa_status fetch(const host_tile& tile, void* to) { return fetch(tile, 0, tile.lines(), to); }
+  cqsa_status fetch(const host_tile& tile, int64_t begin, int64_t end, void* to);
+  // Compact device memory -> a tile of a host operand, in the lane of stream_back, likewise.
+  cqsa_status store(const host_tile& tile, const void* from);
+  // The place in the lane behind what was stored so far, and waiting until it is all in the host's memory. What is stored before
+  // the place must end with a record on stream_back.
+  int64_t stored() const { return back_.pushed(); }
+  cqsa_status await_stored(int64_t place) { return back_.await_done(place); }
+  // Gives up what was fetched and is not yet in the stream.
+  void abandon_fetches();
+
   // A small device array -> host memory, at once.
   cqsa_status read(void* to, const void* from, uint64_t bytes);
-  // `lines` lines of compact device memory, on stream_back; take(begin, end, data) gets them in order, slot by slot.
+  // `lines` lines of compact device memory, on stream_back; take(begin, end, data) gets them in order, slot by slot. Nothing is
+  // being stored meanwhile.
   template <class F>
   cqsa_status collect(const void* from, int64_t lines, int64_t line_bytes, F&& take);
-  // Compact device memory -> a tile of a host operand.
-  cqsa_status store(const host_tile& tile, const void* from);
 
   cqsa_status launch(const cqsa_attention_impl& impl, const cqsa_attention_leaf& leaf);
 
@@ -55,17 +73,21 @@ class device_session {
   uint64_t device_bytes() const { return device_bytes_; }  // of the arena, allocated or asked for
 
   // Events of the schedules; which of them are used is theirs to say.
-  device_event q_ready[2], q_free[2], window_ready[3], window_free[3], out_ready[3];
+  static constexpr int out_events = 4;  // more than there are slots: the host may look at an older one
+  device_event q_ready[2], q_free[2], window_ready[3], window_free[3], out_ready[3], out_done[out_events];
+  static constexpr int paced_events = 16;
+  device_event paced[paced_events];  // of the last leaf calls, for a host that must not run too far ahead
 
  private:
   cqsa_status checked(cqsa_status status, const char* what) const;
   cqsa_status allocate_device(uint64_t bytes, void* workspace);
-  cqsa_status allocate_staging(bool pinned, uint64_t host_bytes, const budget& limit);
+  cqsa_status allocate_staging(const staging_choice& staging, uint64_t host_bytes, const budget& limit);
+  cqsa_status find_pages(host_tile& tile, const io_lane& lane);
+  cqsa_status open_lanes(const staging_choice& staging, char* memory);
   cqsa_status allocate_host(const attention_problem&, const device_geometry&);
-  // Whether the tile's runs are long enough to be copied one by one, without staging.
-  static bool goes_directly(const host_tile& tile);
-  cqsa_status copy_directly(const host_tile& tile, char* compact, int32_t direction, stream_id stream, uint64_t& counter);
-  cqsa_status copy_piece(const void* from, uint64_t bytes, int slot);
+  io_lane* lane_of(stream_id stream) { return stream == stream_in ? &in_ : stream == stream_back ? &back_ : nullptr; }
+  template <class F>
+  void for_events(F&& act);
   void count_host(uint64_t bytes);
 
   const cqsa_context& context_;
@@ -78,25 +100,23 @@ class device_session {
   uint64_t pageable_bytes_ = 0;
   void* host_memory_ = nullptr;
   uint64_t host_bytes_ = 0;
-  staging_layout staging_;
-  device_event in_done_[staging_slots], back_done_[staging_slots];
-  int next_in_ = 0;
+  uint64_t mapped_bytes_ = 0;  // pages of mapped operands that may be resident
+  void* reading_ = nullptr;  // a stream for read(), made when it is needed: stream_back may have much to do
+  io_lane in_, back_;
 };
 
 template <class F>
 cqsa_status device_session::collect(const void* from, int64_t lines, int64_t line_bytes, F&& take) {
-  const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(staging_.back_bytes) / line_bytes);
-  // One slot is copied while the host empties the other.
-  for (int64_t begin = -step, next = 0; begin < lines; begin = next, next += step) {
-    if (next < lines) {
-      const int slot = static_cast<int>(next / step % staging_slots);
-      const int64_t count = std::min(step, lines - next);
-      CQSA_TRY(copy_piece(static_cast<const char*>(from) + next * line_bytes, static_cast<uint64_t>(count * line_bytes), slot));
-    }
-    if (begin < 0) continue;
-    const int slot = static_cast<int>(begin / step % staging_slots);
-    CQSA_TRY(checked(backend_.event_sync(context_.device, back_done_[slot].handle), "waiting for a copy from the device"));
-    CQSA_TRY(take(begin, std::min(begin + step, lines), staging_.back[slot]));
+  const int slots = back_.ring().num_slots;
+  const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(back_.ring().slot_bytes) / line_bytes);
+  const auto slot_of = [&](int64_t line) { return static_cast<int>(line / step % slots); };
+  // The slots ahead are being copied while the host empties one.
+  for (int64_t begin = 0, next = 0; begin < lines; begin += step) {
+    for (; next < lines && next < begin + slots * step; next += step)
+      CQSA_TRY(back_.copy_to_slot(slot_of(next), static_cast<const char*>(from) + next * line_bytes,
+                                  static_cast<uint64_t>(std::min(step, lines - next) * line_bytes)));
+    CQSA_TRY(back_.sync_slot(slot_of(begin)));
+    CQSA_TRY(take(begin, std::min(begin + step, lines), back_.slot_memory(slot_of(begin))));
   }
   return CQSA_OK;
 }

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "ops/attention/mapped_piece.h"
 #include "tensor.h"
 #include "workspace.h"
 
@@ -17,9 +18,7 @@ namespace cqsa {
 
 namespace {
 
-// A page fault maps the pages around it that are in memory, 64 KiB aligned (fault_around_bytes of Linux): the grain in which
-// resident bytes come and go.
-constexpr uint64_t grain = 64 << 10;
+constexpr uint64_t grain = page_grain;
 
 // A mapped operand as seen from a leaf; `whole` are its sizes in the problem, heads those of the leaf.
 struct part {
@@ -186,6 +185,13 @@ cqsa_status mapped_pages::find(const cqsa_attention_leaf& whole) {
                   x.name, x.view.data);
   });
   return status;
+}
+
+mapped_range mapped_pages::range_of(const void* address) const {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  for (const mapped_range& range : found_)
+    if (at >= range.begin && at < range.end) return range;
+  return {};
 }
 
 // Rounded outward: what else is in those pages is in the file too, and comes back when it is touched.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operands in mapped files: how many bytes of them are resident, and letting pages go.
 #pragma once
+#include "ops/attention/device_gather.h"
 #include "ops/attention/plan.h"
 
 namespace cqsa {
@@ -17,11 +18,6 @@ uint64_t resident_bytes(const attention_problem&, const cqsa_attention_leaf& lea
 // .. that the whole of them makes resident.
 uint64_t resident_bytes_of_all(const attention_problem&, const cqsa_attention_leaf& whole);
 
-// The address range of memory mappings.
-struct mapped_range {
-  uintptr_t begin = 0, end = 0;
-};
-
 inline constexpr int most_mapped_parts = 9;
 
 // The mappings in which the operands lie. Letting pages go loses nothing there: they are of a file, and shared or read-only.
@@ -31,6 +27,8 @@ class mapped_pages {
 
   // Fails where an operand that params call CQSA_MEMORY_MAPPED lies in other memory.
   cqsa_status find(const cqsa_attention_leaf& whole);
+  // The mapping that holds the address, or none.
+  mapped_range range_of(const void* address) const;
 
   void drop_keys(const cqsa_attention_leaf&, const mapped_block&) const;  // keys, values, scales, and mask and bias of the block
   void drop_rows(const cqsa_attention_leaf&, const mapped_block&) const;  // q and the outputs

@@ -233,6 +233,7 @@ const char* device_name(int32_t device_type) {
 const char* place_text(int32_t place) {
   return place == CQSA_MEMORY_HOST     ? "CQSA_MEMORY_HOST"
          : place == CQSA_MEMORY_PINNED ? "CQSA_MEMORY_PINNED"
+         : place == CQSA_MEMORY_MAPPED ? "CQSA_MEMORY_MAPPED"
                                        : "CQSA_MEMORY_DEVICE";
 }
 
@@ -284,7 +285,8 @@ struct binder {
     CQSA_TRY(find_place(backend, t, name, &found));
     if (backend.flags & CQSA_BACKEND_HOST) return CQSA_OK;
     const bool pinned_is_host = found == CQSA_MEMORY_PINNED && place == CQSA_MEMORY_HOST;
-    if (found != place && !pinned_is_host)
+    const bool mapped_is_host = found == CQSA_MEMORY_HOST && place == CQSA_MEMORY_MAPPED;
+    if (found != place && !pinned_is_host && !mapped_is_host)
       return fail(CQSA_ERROR_DEVICE, "%s is on device type %d (%s), that is %s, but params->%s is %s (%d)", name,
                   t.device_type, device_name(t.device_type), place_text(found), place_name, place_text(place), place);
     if (found != CQSA_MEMORY_DEVICE) return CQSA_OK;

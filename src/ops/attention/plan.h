@@ -23,7 +23,8 @@ struct hardware_model {
   char backend[32] = "";
   bool host = true;             // operands are used in place, nothing is copied (the CPU backend)
   bool pinned = false;          // the backend can pin host memory
-  uint64_t device_bytes = 0;    // 0: unknown, no limit
+  uint64_t device_bytes = 0;    // free; 0: unknown, no limit
+  uint64_t device_total_bytes = 0;
   uint64_t host_bytes = 0;
   int32_t workers = 1;          // threads of a host backend
   double flops_64 = 0;          // FLOP/s at head_dim 64 and 128; other sizes are interpolated
@@ -38,6 +39,23 @@ struct hardware_model {
 
   double flops(int64_t head_dim) const;
   double memory_rate() const { return device_copy > 0 ? device_copy : 20 * copy_in; }
+  // What another context has measured of the same device.
+  void take_rates(const hardware_model& other) {
+    flops_64 = other.flops_64, flops_128 = other.flops_128;
+    copy_in = other.copy_in, copy_out = other.copy_out, host_copy = other.host_copy, device_copy = other.device_copy;
+    launch_seconds = other.launch_seconds;
+    measured = other.measured;
+  }
+};
+
+// Staging memory of a device run: slots that threads fill for the way in, and empty on the way back.
+struct staging_choice {
+  bool pinned = false;  // else pageable, which the driver stages once more
+  int32_t in_slots = 0, back_slots = 0;
+  int32_t threads = 0;  // I/O threads of each direction, the caller's included
+  uint64_t in_bytes = 0, back_bytes = 0;  // of a slot
+
+  bool operator==(const staging_choice&) const = default;
 };
 
 // One way to do it: everything a run needs besides problem and operands.
@@ -56,7 +74,7 @@ struct schedule_choice {
   int32_t buffers = 1;          // device backend: key windows (CQS: tasks) in flight, 1 to 3
   bool operands_resident = false;    // CQS on a device: q, k, v of the group stay on the device instead of coming per task
   bool accumulator_on_host = false;  // CQS on a device: partial states are merged in host memory
-  bool staging_pinned = false;       // device: staging slots come from pinned memory
+  staging_choice staging;            // device
   double leaf_efficiency = 1;
 
   bool operator==(const schedule_choice&) const = default;
@@ -74,13 +92,17 @@ struct footprint {
 
 // Exact, with the code that carves the memory of a run (on a host backend host = workspace + resident pages of mapped operands). impl may be nullptr (a machine that is not here): leaf workspace 0.
 footprint host_footprint(const attention_problem&, const cqsa_attention_impl* impl, const schedule_choice&);
-footprint device_footprint(const attention_problem&, const cqsa_attention_impl* impl, const schedule_choice&);
 
 // Budgets with 0 replaced by "no limit".
 struct budget {
   uint64_t device, host, pinned;
   bool admits(const footprint& f) const { return f.device <= device && f.host <= host && f.pinned <= pinned; }
 };
+
+// .. on a device, after the staging of `choice` (but for staging.pinned, which is the caller's) was made as large as the limit
+// and the work make sensible, for `threads` threads of the host.
+footprint device_footprint(const attention_problem&, const cqsa_attention_impl* impl, const budget& limit, int32_t threads,
+                           schedule_choice& choice);
 budget budget_of(const attention_problem&, const hardware_model&);
 
 // Of one leaf call on what is on the device already, whose leaf (without data) is at hand.
@@ -143,7 +165,8 @@ struct run_state {
 cqsa_status run_host(run_state&, const cqsa_attention_leaf& whole);
 // Begins when what is queued on run.stream has ended.
 cqsa_status run_device(run_state&, const cqsa_attention_leaf& whole);
-// The same for a run whose plan wanted so many bytes of device memory that were not to be had.
+// The same for a run of one leaf call that wanted so many bytes of device memory which were not to be had: by STREAM, unless
+// DIRECT was asked for.
 cqsa_status run_device_in_less(run_state&, const cqsa_attention_leaf& whole, uint64_t bytes);
 
 // varlen: out = 0 and lse = -inf in the rows past the last segment, through views of host memory.

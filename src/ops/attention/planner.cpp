@@ -90,21 +90,22 @@ class chooser {
     return problem_.p.schedule == CQSA_SCHEDULE_AUTO || problem_.p.schedule == schedule;
   }
 
-  footprint price(const schedule_choice& choice) const {
+  // Also decides the staging of a choice that needs some.
+  footprint price(schedule_choice& choice) const {
     if (machine_.host) return host_footprint(problem_, impl_, choice);
     const bool whole = choice.schedule == CQSA_SCHEDULE_DIRECT && problem_.on_device();
-    return whole ? whole_footprint(leaf_, impl_, choice) : device_footprint(problem_, impl_, choice);
+    return whole ? whole_footprint(leaf_, impl_, choice) : device_footprint(problem_, impl_, limit_, machine_.workers, choice);
   }
 
   // Prices a candidate. Returns whether it fits.
   bool offer(const schedule_choice& choice) {
     priced item{choice, {}, 0};
-    item.cost = price(choice);
+    item.cost = price(item.choice);
     item.seconds = predicted_seconds(problem_, machine_, choice, item.cost);
     const bool fits = limit_.admits(item.cost);
     if (!fits) refusals_.add(limit_, item.cost);
     const char* verdict = !fits ? "does not fit the budget" : only_shown_ ? "not needed: a plan without partial results fits" : "";
-    if (notes_) notes_->push_back({choice, item.cost, item.seconds, verdict});
+    if (notes_) notes_->push_back({item.choice, item.cost, item.seconds, verdict});
     if (!fits || only_shown_) return fits;
     items_.push_back(item);
     fastest_ = std::min(fastest_, item.seconds);
@@ -304,7 +305,7 @@ class chooser {
     for_staging([this] {
       for (int i = 0; i < num_tiles_; ++i) {
         schedule_choice choice = device_choice(tiles_[i]);
-        choice.staging_pinned = staging_pinned_;
+        choice.staging.pinned = staging_pinned_;
         offer(choice);
       }
     });
@@ -339,7 +340,7 @@ class chooser {
       choice.schedule = CQSA_SCHEDULE_STREAM;
       choice.group_batch = items;
       choice.group_heads = heads;
-      choice.staging_pinned = staging_pinned_;
+      choice.staging.pinned = staging_pinned_;
       for (choice.buffers = 2; choice.buffers >= 1; --choice.buffers)
         for (int64_t window = next_window(0, tiles_[tile]); window > 0; window = next_window(window, tiles_[tile])) {
           choice.tile_k = window;
@@ -386,7 +387,7 @@ class chooser {
             choice.operands_resident = resident;
             choice.accumulator_on_host = on_host;
             choice.buffers = buffers;
-            choice.staging_pinned = staging_pinned_;
+            choice.staging.pinned = staging_pinned_;
             offer(choice);
           }
   }
@@ -468,9 +469,10 @@ double predicted_seconds(const attention_problem& problem, const hardware_model&
   const double busy = compute + launches + state_seconds(problem, machine, choice, cost);
   // Partial results that are merged on the host: read, read, written.
   const double merged = choice.accumulator_on_host ? 3 * cost.bytes_out / machine.host_copy : 0;
-  const bool staged = problem.p.memory_kv == CQSA_MEMORY_HOST || problem.p.memory_q == CQSA_MEMORY_HOST;
-  const double staging = staged ? (cost.bytes_in + cost.bytes_out) / machine.host_copy : 0;
-  const double pageable = choice.staging_pinned || cost.bytes_in == 0 ? 1.0 : 2.0;  // the driver stages once more
+  const auto is_staged = [](int32_t place) { return place == CQSA_MEMORY_HOST || place == CQSA_MEMORY_MAPPED; };
+  const bool staged = is_staged(problem.p.memory_kv) || is_staged(problem.p.memory_q);
+  const double staging = staged ? (cost.bytes_in + cost.bytes_out) / (machine.host_copy * std::max(1, choice.staging.threads)) : 0;
+  const double pageable = choice.staging.pinned || cost.bytes_in == 0 ? 1.0 : 2.0;  // the driver stages once more
   const double transfer = pageable * std::max({in, out, staging});
   return merged + (choice.buffers > 1 ? std::max(busy, transfer) + 0.02 * std::min(busy, transfer) : busy + transfer);
 }

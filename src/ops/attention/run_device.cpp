@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs of a backend with its own memory that are not enqueued (enqueue.h): attempts at what is still to be done, each with all its memory allocated at the
-// start. When the device has less than the plan was promised, the next attempt asks for half and goes on where the last one
-// stopped.
+// Runs of a backend with its own memory that are not enqueued (enqueue.h): attempts at what is still to be done, each with all
+// its memory allocated at the start. When the device has less than the plan was promised, the next attempt asks for half and
+// goes on where the last one stopped.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 
-#include "ops/attention/device_run.h"
+#include "ops/attention/device_checkpoint.h"
 
 namespace cqsa {
 namespace {
@@ -23,11 +23,14 @@ class device_runner {
 
   cqsa_status run() {
     CQSA_TRY(wait_for_caller());
-    for (;;) {
-      const cqsa_status status = attempt();
-      if (status != CQSA_ERROR_OUT_OF_DEVICE_MEMORY) return status;
-      CQSA_TRY(plan_again());
+    cqsa_status status = attempt();
+    while (status == CQSA_ERROR_OUT_OF_DEVICE_MEMORY && (status = plan_again()) == CQSA_OK) {
+      saved_.freeze();
+      status = attempt();
     }
+    if (status == CQSA_OK) return saved_.remove();
+    saved_.save_quietly();  // the reason of the failure is already written
+    return status;
   }
 
   cqsa_status run_in_less(uint64_t bytes) {
@@ -62,6 +65,7 @@ class device_runner {
 
   cqsa_status run_parts(device_run& run) {
     run_.total = run.progress_total();
+    if (run_.args->checkpoint) CQSA_TRY(resume(run));
     if (!tail_done_) CQSA_TRY(clear_tail(run));
     tail_done_ = true;
     while (count_ > 0) {
@@ -73,6 +77,18 @@ class device_runner {
         return status;
       }
     }
+    return CQSA_OK;
+  }
+
+  // Goes on where the checkpoint says; with another plan than the first it is only kept.
+  cqsa_status resume(device_run& run) {
+    run.listener = &saved_;
+    if (saved_.is_open()) return CQSA_OK;
+    query_tile first;
+    bool all_done = false;
+    CQSA_TRY(saved_.open(run, first, all_done));
+    const device_region whole = regions_[--count_];
+    if (!all_done) push_rest(whole, first);
     return CQSA_OK;
   }
 
@@ -91,6 +107,8 @@ class device_runner {
     if (!run.problem.varlen()) return CQSA_OK;
     if (run.g.out_back) {
       run.clear_host_rows();
+      const int64_t last = run.last_segment_end();
+      if (run.session.mapped) run.pages.drop_rows(whole_, {last, run.problem.p.total_q - last, 0, 0});
       return CQSA_OK;
     }
     const int64_t first = run.last_segment_end(), rows = run.problem.p.total_q - first;
@@ -150,6 +168,7 @@ class device_runner {
   uint64_t failed_bytes_ = 0;
   int attempts_again_ = 0;  // info.retries also counts staging that was replaced
   bool tail_done_ = false;
+  device_checkpoint saved_;
 };
 
 }  // namespace
@@ -157,10 +176,12 @@ class device_runner {
 cqsa_status run_device(run_state& run, const cqsa_attention_leaf& whole) { return device_runner(run, whole).run(); }
 
 cqsa_status run_device_in_less(run_state& run, const cqsa_attention_leaf& whole, uint64_t bytes) {
-  // One leaf call may be an implementation that keeps no state; several want one that does.
+  // The failure's own sentence says what could not be had.
+  if (run.plan->problem.p.schedule == CQSA_SCHEDULE_DIRECT) return CQSA_ERROR_OUT_OF_DEVICE_MEMORY;
   cqsa_plan plan = *run.plan;
-  const cqsa_status status = choose_implementation(*plan.context->backend, plan.problem, true, plan.impl);
-  if (status != CQSA_OK)
+  plan.problem.p.schedule = CQSA_SCHEDULE_STREAM;
+  // One leaf call may be an implementation that keeps no state; several want one that does.
+  if (choose_implementation(*plan.context->backend, plan.problem, true, plan.impl) != CQSA_OK)
     return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "%" PRIu64 " bytes of device memory could not be had, and no implementation can do "
                                                  "with less", bytes);
   const cqsa_plan* const whole_plan = run.plan;

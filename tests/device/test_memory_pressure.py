@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other processes take the card's memory, before a run and in the middle of one: the run finishes, right, within what is left.
+
+    CQSA_LIBRARY=.../libcqsa.so.0 PYTHONPATH=bindings/python python3 tests/device/test_memory_pressure.py
+
+Needs torch with CUDA. Another process is a real one: memory that this process' torch holds would count as ours.
+"""
+import subprocess
+import sys
+import threading
+import time
+
+import torch
+
+import cqsa
+
+TAKER = """
+import sys, torch
+leave = int(sys.argv[1])
+torch.cuda.init()
+blocks, size = [], 8 << 30
+while size >= 16 << 20:
+    free = torch.cuda.mem_get_info()[0]
+    if free - leave < size:
+        size //= 2
+        continue
+    blocks.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+print("taken", torch.cuda.mem_get_info()[0], flush=True)
+sys.stdin.read()
+"""
+
+
+class Taker:
+    """A process that leaves `leave` bytes of the card free while it lives."""
+
+    def __init__(self, leave):
+        self.process = subprocess.Popen([sys.executable, "-c", TAKER, str(leave)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self):
+        line = self.process.stdout.readline()
+        assert line.startswith("taken"), line
+        print(f"    another process leaves {int(line.split()[1]) >> 20} MiB free")
+        return self
+
+    def __exit__(self, *error):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def operands(tokens, heads=8, dim=64):
+    torch.manual_seed(tokens)
+    return [torch.randn(1, heads, tokens, dim).to(torch.float16) for _ in "qkv"]
+
+
+def check(out, q, k, v):
+    """Sampled rows of two heads against float64, causal."""
+    tokens = q.shape[2]
+    for head in (0, q.shape[1] - 1):
+        for row in torch.linspace(0, tokens - 1, 24).long().tolist():
+            logits = k[0, head, :row + 1].double() @ q[0, head, row].double() / q.shape[-1] ** 0.5
+            wanted = torch.softmax(logits, 0) @ v[0, head, :row + 1].double()
+            error = (out[0, head, row].double() - wanted).abs().max().item()
+            assert error < 2e-3, (head, row, error)
+
+
+def test_memory_taken_before():
+    """The plan is made for a card that then turns out to be full: the run asks for less, and says so."""
+    q, k, v = operands(32768)
+    cqsa.attention(*(x[:, :, :256] for x in (q, k, v)), backend="cuda")  # context and code are there
+    plan = cqsa.attention_plan(q, k, v, causal="top_left", backend="cuda")
+    wanted = plan.describe()["peak_device_bytes"]
+    with Taker(leave=wanted // 2 + (8 << 20)):
+        out, info = cqsa.attention(q, k, v, causal="top_left", backend="cuda", memory_limit=2 * wanted, return_info=True)
+    print(f"    the plan wanted {wanted >> 20} MiB; the run took {info['run']['peak_device_bytes'] >> 20} MiB after {info['run']['retries']} retries")
+    check(out, q, k, v)
+
+
+def test_memory_taken_in_the_middle():
+    q, k, v = operands(262144)
+    ticks = []
+    seen = threading.Event()
+
+    def progress(done, total):
+        ticks.append((done, total))
+        if done > 0:
+            seen.set()
+        return 0
+
+    result = {}
+
+    def work():
+        result["out"], result["info"] = cqsa.attention(q, k, v, causal="top_left", backend="cuda", memory_limit="256MiB", progress=progress,
+                                                       return_info=True)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert seen.wait(60)
+    at = ticks[-1]
+    with Taker(leave=64 << 20):
+        print(f"    the card is full since {at[0]} of {at[1]} tiles, or {ticks[-1][0]} when that was done")
+        worker.join()
+    assert "out" in result, "the run failed"
+    check(result["out"], q, k, v)
+
+
+def main():
+    failures = []
+    for name, test in sorted(globals().items()):
+        if name.startswith("test_"):
+            start = time.perf_counter()
+            try:
+                test()
+                print(f"ok   {name} {time.perf_counter() - start:.1f} s")
+            except Exception as error:
+                failures.append(name)
+                print(f"FAIL {name}: {error!r}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
