@@ -407,7 +407,8 @@ cqsa_status pointer_query(void*, const void* p, cqsa_pointer_info* out) {
   const std::lock_guard hold(device().pretended_lock);
   const auto found = device().pretended.find(reinterpret_cast<uintptr_t>(p));
   if (found != device().pretended.end()) return *out = found->second, CQSA_OK;
-  *out = {is_device(p) ? CQSA_POINTER_DEVICE : the_memory().holds(p, 1, true) ? CQSA_POINTER_PINNED : CQSA_POINTER_UNKNOWN, 0, 0, 0};
+  if (is_device(p)) return *out = the_memory().find(p), CQSA_OK;
+  *out = {the_memory().holds(p, 1, true) ? CQSA_POINTER_PINNED : CQSA_POINTER_UNKNOWN, 0, 0, 0};
   return CQSA_OK;
 }
 
