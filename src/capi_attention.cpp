@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The extern "C" bodies of attention: guard, validate, call.
+#include <atomic>
 #include <chrono>
 #include <cinttypes>
 #include <cstring>
 
 #include "abi_struct.h"
 #include "guard.h"
+#include "ops/attention/bind_cache.h"
 #include "ops/attention/describe.h"
 #include "ops/attention/enqueue.h"
 #include "ops/attention/merge.h"
@@ -65,7 +67,9 @@ bool choose_whole(cqsa_plan& plan) {
 // Everything that is decided before operands are seen. The plan's context is not counted here. lasting_out: the same params will
 // get the same plan, as nothing that changes from call to call was asked for it.
 cqsa_status make_plan(const cqsa_context* context, const cqsa_attention_params* params, cqsa_plan& plan, bool* lasting_out = nullptr) {
+  static std::atomic<uint64_t> plans{0};
   CQSA_TRY(make_problem(params, plan.problem));
+  plan.number = plans.fetch_add(1, std::memory_order_relaxed) + 1;
   plan.context = const_cast<cqsa_context*>(context);
   CQSA_TRY(hardware_of(*context, rates::known, plan.hardware));
   if (context->is_host()) return choose_plan(plan);
@@ -125,11 +129,19 @@ cqsa_status start_run(run_state& run, const cqsa_attention_leaf& whole) {
   return enqueues(*run.plan) ? run_enqueued(run, whole) : run_device(run, whole);
 }
 
+// To what is on the device already: the checks of an earlier run hold as long as only addresses differ.
+cqsa_status bind_on_device(const cqsa_plan& plan, const cqsa_attention_args& args, cqsa_attention_leaf& whole) {
+  if (!bind_again(plan, args, whole)) {
+    CQSA_TRY(bind_operands(plan.problem, *plan.context->backend, args, whole));
+    CQSA_TRY(check_device_index(*plan.context, args));
+    remember_binding(plan, args, whole);
+  }
+  return check_pointers(*plan.context, args);
+}
+
 cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args, void* stream, bool capturing) {
-  cqsa_attention_leaf whole{};
-  CQSA_TRY(bind_operands(plan.problem, *plan.context->backend, args, whole));
-  if (!plan.hardware.host) CQSA_TRY(check_device_index(*plan.context, args));
-  if (!plan.hardware.host) CQSA_TRY(check_pointers(*plan.context, args));
+  cqsa_attention_leaf whole;
+  CQSA_TRY(plan.hardware.host ? bind_operands(plan.problem, *plan.context->backend, args, whole) : bind_on_device(plan, args, whole));
   if (args.checkpoint && enqueues(plan))
     return fail(CQSA_ERROR_UNSUPPORTED, "args->checkpoint is given, but a run whose operands are all on the device is one launch");
   CQSA_TRY(check_run_workspace(plan, args));

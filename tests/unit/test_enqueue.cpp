@@ -456,6 +456,56 @@ TEST_CASE("operands in one allocation are one question", "[enqueue]") {
   configure();
 }
 
+TEST_CASE("a plan's next run is checked for what has changed", "[enqueue]") {
+  operands o = make(on_device(), 51);
+  const operands wanted = reference(o);
+  place(o);
+  const own_plan plan(device_context(), params_of(device_context(), o));
+  const cqsa_attention_args good = o.args();
+  configure();
+  const auto run = [&](const cqsa_attention_args& args) { return cqsa_attention_execute(plan.handle, &args, nullptr); };
+  for (int i = 0; i < 2; ++i) REQUIRE(run(good) == CQSA_OK);
+  fake().stream_sync(nullptr);
+  int64_t sizes[4], steps[4] = {1, 1, 1, 1};
+  const auto refused = [&](cqsa_status status, auto change) {
+    cqsa_tensor k = *good.k;
+    std::copy(k.shape, k.shape + 4, sizes);
+    k.shape = sizes;
+    change(k);
+    cqsa_attention_args args = good;
+    args.k = &k;
+    CHECK(run(args) == status);
+    if (status != CQSA_OK) CHECK(std::string(cqsa_last_error()).substr(0, 7) == (status == CQSA_ERROR_OVERLAP ? "args->o" : "args->k"));
+  };
+  refused(CQSA_ERROR_SHAPE, [&](cqsa_tensor&) { ++sizes[2]; });
+  refused(CQSA_ERROR_SHAPE, [](cqsa_tensor& k) { k.ndim = 3; });
+  refused(CQSA_ERROR_DTYPE, [](cqsa_tensor& k) { k.dtype = CQSA_DTYPE_F16; });
+  refused(CQSA_ERROR_DEVICE, [](cqsa_tensor& k) { k.device_id = 1; });
+  refused(CQSA_ERROR_DEVICE, [](cqsa_tensor& k) { k.device_type = CQSA_DEVICE_CPU; });
+  refused(CQSA_ERROR_NULL_POINTER, [](cqsa_tensor& k) { k.data = nullptr; });
+  refused(CQSA_ERROR_STRIDES, [](cqsa_tensor& k) { k.byte_offset = UINT64_MAX - 64; });
+  refused(CQSA_ERROR_OVERLAP, [&](cqsa_tensor& k) { k.data = good.out->data; });
+  refused(CQSA_OK, [&](cqsa_tensor& k) { k.strides = steps; });
+  cqsa_attention_args lacking = good;
+  lacking.k = nullptr;
+  CHECK(run(lacking) == CQSA_ERROR_NULL_POINTER);
+  lacking = good;
+  lacking.lse = good.lse ? nullptr : good.out;
+  CHECK(run(lacking) != CQSA_OK);
+  fake().stream_sync(nullptr);
+  clear_outputs(o);
+  const device_memory moved(o.q.memory().size());  // the same operand elsewhere
+  cqsa_tensor q = *good.q;
+  q.data = moved.data;
+  fake().write(moved.data, o.q.memory().data(), o.q.memory().size());
+  cqsa_attention_args args = good;
+  args.q = &q;
+  CHECK(run(args) == CQSA_OK);
+  fake().stream_sync(nullptr);
+  compare(o, wanted);
+  CHECK(std::string(stats().error).empty());
+}
+
 TEST_CASE("one-shot calls of several kinds in turn", "[enqueue]") {
   std::vector<operands> problems, wanted;
   for (uint64_t seed = 1; seed <= 7; ++seed) {  // more than the plans that a thread keeps
