@@ -68,9 +68,9 @@ template <class F> double microseconds(F&& call) {
   return taken[batches / 2];
 }
 
-template <class F> void row(const char* name, F&& call) { std::printf("%-72s %8.3f\n", name, microseconds(call)), std::fflush(stdout); }
+template <class F> void row(const char* name, F&& call) { std::printf("%-84s %8.3f\n", name, microseconds(call)), std::fflush(stdout); }
 
-void absent(const char* name) { std::printf("%-72s %8s\n", name, "-"); }
+void absent(const char* name) { std::printf("%-84s %8s\n", name, "-"); }
 
 // ---- the driver's own part --------------------------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ int main(int argc, char** argv) {
   libcuda = open_library("libcuda.so.1");
   libcqsa = open_library(argv[1]);
   start_driver();
-  std::printf("%-72s %8s\n", "host time of one call, median", "us");
+  std::printf("%-84s %8s\n", "host time of one call, median", "us");
   measure_launches();
   measure_contexts();
   measure_stream_questions();

@@ -81,10 +81,10 @@ cqsa_status make_plan(const cqsa_context* context, const cqsa_attention_params* 
 }
 
 // The plan of one call: programs make the same one again and again.
-cqsa_status find_plan(const cqsa_context* context, const cqsa_attention_params& params, cqsa_plan& plan) {
+cqsa_status find_plan(const cqsa_context* context, const one_shot_params& params, cqsa_plan& plan) {
   if (find_cached_plan(*context, params, plan)) return CQSA_OK;
   bool lasting = false;
-  CQSA_TRY(make_plan(context, &params, plan, &lasting));
+  CQSA_TRY(make_plan(context, &params.complete, plan, &lasting));
   if (lasting) cache_plan(*context, params, plan);
   return CQSA_OK;
 }
@@ -136,12 +136,11 @@ cqsa_status bind_on_device(const cqsa_plan& plan, const cqsa_attention_args& arg
     CQSA_TRY(check_device_index(*plan.context, args));
     remember_binding(plan, args, whole);
   }
-  return check_pointers(*plan.context, args);
+  return CQSA_OK;
 }
 
-cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args, void* stream, bool capturing) {
-  cqsa_attention_leaf whole;
-  CQSA_TRY(plan.hardware.host ? bind_operands(plan.problem, *plan.context->backend, args, whole) : bind_on_device(plan, args, whole));
+cqsa_status run_bound(const cqsa_plan& plan, const cqsa_attention_args& args, cqsa_attention_leaf& whole, void* stream, bool capturing) {
+  if (!plan.hardware.host) CQSA_TRY(check_pointers(*plan.context, args));
   if (args.checkpoint && enqueues(plan))
     return fail(CQSA_ERROR_UNSUPPORTED, "args->checkpoint is given, but a run whose operands are all on the device is one launch");
   CQSA_TRY(check_run_workspace(plan, args));
@@ -156,6 +155,12 @@ cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args, voi
   run.info.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   write_struct(run.info, args.info);
   return status;
+}
+
+cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args, void* stream, bool capturing) {
+  cqsa_attention_leaf whole;
+  CQSA_TRY(plan.hardware.host ? bind_operands(plan.problem, *plan.context->backend, args, whole) : bind_on_device(plan, args, whole));
+  return run_bound(plan, args, whole, stream, capturing);
 }
 
 // What the caller did state beside num_heads = 0 must be what the tensors say: a forgotten mask is not the same as none.
@@ -226,11 +231,14 @@ cqsa_status cqsa_attention(cqsa_context* context, const cqsa_attention_params* p
     CQSA_TRY(query_stream(*context, stream, capturing));
     cqsa_attention_args operands{};
     CQSA_TRY(copy_args(args, operands));
-    cqsa_attention_params complete{};
-    CQSA_TRY(copy_params(params, complete));
-    CQSA_TRY(complete_params(*context, operands, complete));
+    one_shot_params given;
+    CQSA_TRY(copy_params(params, given.stated));
     cqsa_plan plan;
-    CQSA_TRY(find_plan(context, complete, plan));
+    cqsa_attention_leaf whole;
+    if (find_repeated(*context, given.stated, operands, plan, whole)) return run_bound(plan, operands, whole, stream, capturing);
+    given.complete = given.stated;
+    CQSA_TRY(complete_params(*context, operands, given.complete));
+    CQSA_TRY(find_plan(context, given, plan));
     return run_plan(plan, operands, stream, capturing);
   });
 }

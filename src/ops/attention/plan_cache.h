@@ -6,10 +6,18 @@
 
 namespace cqsa {
 
-// False: not here. `params` are as copied from the caller, with zero in bytes that he did not give. A copy, since a callback of
-// the run may make other plans.
-bool find_cached_plan(const cqsa_context&, const cqsa_attention_params& params, cqsa_plan& plan_out);
+// As copied from the caller, with zero in bytes that he did not give, and with what the tensors say.
+struct one_shot_params {
+  cqsa_attention_params stated, complete;
+};
 
-void cache_plan(const cqsa_context&, const cqsa_attention_params& params, const cqsa_plan&);
+// A plan for complete params. False: not here. A copy, since a callback of the run may make other plans.
+bool find_cached_plan(const cqsa_context&, const one_shot_params&, cqsa_plan& plan_out);
+
+// By the params as stated: tensors that differ from those of an earlier run in addresses only say the same. Binds them too.
+bool find_repeated(const cqsa_context&, const cqsa_attention_params& stated, const cqsa_attention_args&, cqsa_plan& plan_out,
+                   cqsa_attention_leaf& leaf_out);
+
+void cache_plan(const cqsa_context&, const one_shot_params&, const cqsa_plan&);
 
 }  // namespace cqsa
