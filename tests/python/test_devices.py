@@ -113,7 +113,7 @@ def test_torch_on_a_gpu(torch, library, driver):
 def known(torch, library, monkeypatch):
     """Calls of forms that were seen twice must not go the long way again."""
     monkeypatch.setattr(_repeat, "forms", {})
-    monkeypatch.setattr(_repeat, "tensor_type", None)
+    monkeypatch.setattr(cqsa._torch, "tensor_type", None)
 
     def learn(*operands, **options):
         for _ in range(2):

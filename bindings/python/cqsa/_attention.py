@@ -132,7 +132,7 @@ def attention(
     NotImplementedError, MemoryError or RuntimeError; a call refused before it ran leaves ``out`` untouched.
     """
     key = None
-    if type(q) is _repeat.tensor_type and (
+    if type(q) is _torch.tensor_type and (
             mask is bias is alibi_slopes is sinks is cu_seqlens_q is cu_seqlens_k is seqused_k is page_table is k_scale is v_scale
             is kv_group is host_memory_limit is pinned_memory_limit is cqs is dtype is progress is stream is None
             and schedule == "auto" and not (deterministic or batch_invariant or return_info)):
@@ -153,7 +153,7 @@ def attention(
         schedule=schedule, cqs=cqs, deterministic=deterministic, batch_invariant=batch_invariant, dtype=dtype, out=out,
         return_lse=return_lse)
     info = _run(target, call, progress, return_info)
-    if key is not None or _repeat.tensor_type is None:
+    if key is not None:
         _repeat.after(key, target, call, backend, q)
     if out is not None:
         call.tell_written()

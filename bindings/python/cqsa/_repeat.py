@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ._attention import Call
     from ._queue import Target
 
-tensor_type: Any = None  # torch.Tensor itself, once somebody has come with one; subclasses may be anything
 forms: Dict[Any, Form] = {}
 _MOST_FORMS = 512  # keys of caches that grow come and go
 _MOST_SPARE = 8
@@ -27,7 +26,9 @@ _MOST_SPARE = 8
 
 def key_of(q: Any, k: Any, v: Any, out: Any, lse: Any, causal: Any, softmax_scale: Any, softcap: Any, layout: Any, backend: Any,
            *rare: Any) -> Any:
-    """What makes calls the same, None for one that cannot be told so quickly. Written out, since it is most of what a call costs."""
+    """What makes calls the same, None for one that cannot be told so quickly: subclasses of torch.Tensor may be anything. Written
+    out, since it is most of what a call costs."""
+    tensor_type = _torch.tensor_type
     if type(k) is not tensor_type or type(v) is not tensor_type or type(softcap) is not float or (
             softmax_scale is not None and type(softmax_scale) is not float):
         return None
@@ -49,7 +50,7 @@ _NOTHING_RARE = (False, None, None)  # return_lse, window, memory_limit
 def _long_key(key: Any, lse: Any, rare: Sequence[Any]) -> Any:
     """Numbers count with their types: what takes 1 need not take True or 1.0."""
     if lse is not None:
-        if type(lse) is not tensor_type:
+        if type(lse) is not _torch.tensor_type:
             return None
         key += (lse.dtype, lse.shape, lse.stride(), lse.device)
     for option in rare:
@@ -146,12 +147,8 @@ def _empty(torch: Any, traits: Tuple[Any, Any, Any]) -> Any:
 
 def after(key: Any, target: Target, call: Call, backend: str, q: Any) -> None:
     """Keeps what is of use from a call that went the long way and succeeded."""
-    global tensor_type
-    if not _torch.is_tensor(q):
-        return
-    tensor_type = sys.modules["torch"].Tensor
     try:
-        if key is not None and _is_plain(target, call):
+        if _is_plain(target, call):
             _learn(key, target, call, backend, q)
     except TypeError:  # a key with a list in it
         pass

@@ -11,6 +11,7 @@ from ._errors import ERROR_DEVICE, ERROR_DTYPE, ERROR_INVALID_ARGUMENT, error_fo
 from ._views import CODES, CPU, View
 
 _codes: Dict[Any, Tuple[int, int]] = {}  # torch.dtype -> code, bytes
+tensor_type: Any = None  # torch.Tensor itself, once a tensor has come
 
 
 def module() -> Optional[Any]:
@@ -25,7 +26,9 @@ def is_tensor(value: Any) -> bool:
 
 def view(tensor: Any, name: str) -> View:
     """The memory of a strided tensor. One that autograd would have to follow is refused."""
+    global tensor_type
     torch = sys.modules["torch"]
+    tensor_type = torch.Tensor
     if tensor.requires_grad and torch.is_grad_enabled():
         raise error_for(ERROR_INVALID_ARGUMENT, f"{name} requires grad, which attention() does not follow: "
                         "give detach()ed tensors or call it under torch.no_grad()")
