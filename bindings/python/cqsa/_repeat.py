@@ -81,7 +81,7 @@ class _Record:
 class Form:
     """One form of call."""
 
-    __slots__ = ("name", "context", "index", "spare", "out", "lse", "like_q", "torch", "_stream")
+    __slots__ = ("name", "context", "index", "spare", "out", "lse", "like_q", "torch", "_stream", "_written")
 
     def __init__(self, name: Tuple[str, Optional[int]], context: _context.Context, index: Optional[int], call: Call, q: Any) -> None:
         self.name, self.context = name, context
@@ -92,6 +92,7 @@ class Form:
         self.like_q = q.is_contiguous() and self.out == _traits(q)
         self.torch = sys.modules["torch"]
         self._stream = getattr(self.torch._C, "_cuda_getCurrentRawStream", _torch.current_stream)
+        self._written = _torch.increment_of(self.torch)
 
     def run(self, q: Any, k: Any, v: Any, out: Any, lse: Any) -> Any:
         """The results, or None where this is not the way to get them, and nothing was done."""
@@ -101,7 +102,9 @@ class Form:
         if q.is_neg() or k.is_neg() or v.is_neg() or (
                 (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()):
             return None
-        if out is not None and _is_refused(torch, out) or lse is not None and _is_refused(torch, lse):
+        if out is not None and (out.is_neg() or (out.requires_grad and torch.is_grad_enabled())):
+            return None
+        if lse is not None and (lse.is_neg() or (lse.requires_grad and torch.is_grad_enabled())):
             return None
         made, made_lse = out, lse
         try:
@@ -126,15 +129,12 @@ class Form:
             if status == ERROR_CAPTURE_UNSAFE:  # a graph is captured and memory is wanted: the long way gets it
                 return None
             raise _ffi.status_error(status)
-        if out is not None:
-            _torch.was_written(out)
-        if lse is not None:
-            _torch.was_written(lse)
+        if out is not None and self._written is not None:
+            if not out.is_inference():
+                self._written(out)
+            if lse is not None and not lse.is_inference():
+                self._written(lse)
         return made if self.lse is None else (made, made_lse)
-
-
-def _is_refused(torch: Any, tensor: Any) -> bool:
-    return bool(tensor.is_neg() or (tensor.requires_grad and torch.is_grad_enabled()))
 
 
 def _traits(tensor: Any) -> Tuple[Any, Any, Any]:

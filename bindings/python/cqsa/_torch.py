@@ -113,8 +113,13 @@ def empty_like(tensor: Any, shape: Tuple[int, ...], code: Optional[int]) -> Any:
     return torch.empty(shape, dtype=dtype, device=tensor.device)
 
 
+def increment_of(torch: Any) -> Any:
+    """What counts the writes of a tensor; None in a torch that has no such function."""
+    return getattr(getattr(torch.autograd, "graph", None), "increment_version", None)
+
+
 def was_written(tensor: Any) -> None:
     """Tells autograd, which may have saved the tensor for a backward pass."""
-    increment = getattr(getattr(sys.modules["torch"].autograd, "graph", None), "increment_version", None)
+    increment = increment_of(sys.modules["torch"])
     if increment is not None and not tensor.is_inference():
         increment(tensor)
