@@ -148,7 +148,7 @@ def test_a_call_made_before_with_outputs(torch, library, known):
 
 
 @pytest.mark.parametrize("options", [
-    {"causal": "top_left"}, {"softmax_scale": 0.5}, {"softmax_scale": 1}, {"softcap": 1.0}, {"window": (1, 0)}, {"window": [1, 0]},
+    {"causal": "top_left"}, {"softmax_scale": 0.5}, {"softmax_scale": 1}, {"softcap": 1.0}, {"window": (1, 0)}, {"window": [1, 0]}, {"window": np.array([1, 0])},
     {"memory_limit": 1 << 30}, {"return_lse": True}, {"backend": "cuda"}, {"layout": "bhsd", "stream": 3}, {"progress": print}])
 def test_another_call(torch, library, known, options):
     known(*tensors())

@@ -67,6 +67,14 @@ def test_a_call_made_before(packed):
     assert kept() is None
 
 
+def test_windows_of_any_kind(packed):
+    wanted = cqsa.attention(*packed, window=(3, 0))
+    for window in ((3, 0), [3, 0], np.array([3, 0]), (3, 0), (3, 1)) * 3:
+        assert torch.equal(cqsa.attention(*packed, window=window), wanted) == (tuple(window) == (3, 0))
+    with pytest.raises(cqsa.CqsaError):
+        cqsa.attention(*packed, window=(3.0, 0))
+
+
 def test_calls_made_before_on_threads(packed):
     q, k, v = packed
     cases = [(x, cqsa.attention(x, k, v)) for x in (q, q * 2, q * 3, q * 4)]

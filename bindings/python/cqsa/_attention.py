@@ -134,7 +134,7 @@ def attention(
     key = None
     if type(q) is _torch.tensor_type and (
             mask is bias is alibi_slopes is sinks is cu_seqlens_q is cu_seqlens_k is seqused_k is page_table is k_scale is v_scale
-            is kv_group is host_memory_limit is pinned_memory_limit is cqs is dtype is progress is stream is None
+            is kv_group is dtype is progress is stream is None and host_memory_limit is pinned_memory_limit is None and cqs is None
             and schedule == "auto" and not (deterministic or batch_invariant or return_info)):
         made, lse = out if return_lse and type(out) is tuple and len(out) == 2 else (out, None)
         key = _repeat.key_of(q, k, v, made, lse, causal, softmax_scale, softcap, layout, backend, bool(return_lse), window, memory_limit)

@@ -25,7 +25,7 @@ _MOST_SPARE = 8
 
 
 def key_of(q: Any, k: Any, v: Any, out: Any, lse: Any, causal: Any, softmax_scale: Any, softcap: Any, layout: Any, backend: Any,
-           *rare: Any) -> Any:
+           return_lse: bool, window: Any, memory_limit: Any) -> Any:
     """What makes calls the same, None for one that cannot be told so quickly: subclasses of torch.Tensor may be anything. Written
     out, since it is most of what a call costs."""
     tensor_type = _torch.tensor_type
@@ -33,18 +33,17 @@ def key_of(q: Any, k: Any, v: Any, out: Any, lse: Any, causal: Any, softmax_scal
             softmax_scale is not None and type(softmax_scale) is not float):
         return None
     try:
-        key = (q.dtype, q.shape, q.stride(), q.device, k.dtype, k.shape, k.stride(), k.device, v.dtype, v.shape, v.stride(), v.device,
+        key: Any = (q.dtype, q.shape, q.stride(), q.device, k.dtype, k.shape, k.stride(), k.device, v.dtype, v.shape, v.stride(), v.device,
                causal, softmax_scale, softcap, layout, backend)
         if out is not None:
             if type(out) is not tensor_type:
                 return None
             key += (out.dtype, out.shape, out.stride(), out.device)
-        return key if lse is None and rare == _NOTHING_RARE else _long_key(key, lse, rare)
+        if return_lse or window is not None or memory_limit is not None:
+            return _long_key(key, lse, (return_lse, window, memory_limit))
+        return key
     except RuntimeError:  # a tensor without shape or strides
         return None
-
-
-_NOTHING_RARE = (False, None, None)  # return_lse, window, memory_limit
 
 
 def _long_key(key: Any, lse: Any, rare: Sequence[Any]) -> Any:
@@ -52,7 +51,7 @@ def _long_key(key: Any, lse: Any, rare: Sequence[Any]) -> Any:
     if lse is not None:
         if type(lse) is not _torch.tensor_type:
             return None
-        key += (lse.dtype, lse.shape, lse.stride(), lse.device)
+        key += ("lse", lse.dtype, lse.shape, lse.stride(), lse.device)
     for option in rare:
         key += (option, type(option), tuple(map(type, option)) if type(option) is tuple else None)
     return key
@@ -129,8 +128,8 @@ class Form:
             if status == ERROR_CAPTURE_UNSAFE:  # a graph is captured and memory is wanted: the long way gets it
                 return None
             raise _ffi.status_error(status)
-        if out is not None and self._written is not None:
-            if not out.is_inference():
+        if self._written is not None:
+            if out is not None and not out.is_inference():
                 self._written(out)
             if lse is not None and not lse.is_inference():
                 self._written(lse)
