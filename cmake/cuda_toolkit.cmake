@@ -67,8 +67,9 @@ function(cqsa_clang_ptx_command clang out)
     --cuda-device-only -S -O3 -std=c++17 ${flags} PARENT_SCOPE)
 endfunction()
 
+# 19 first: tools/setup.sh installs that one for AMD chips anyway, so it is what CI and the table of registers are about.
 function(cqsa_find_cuda_clang)
-  foreach(version 22 21 20 19)
+  foreach(version 19 20 21 22)
     find_program(CQSA_CUDA_CLANG_${version} clang++-${version})
     mark_as_advanced(CQSA_CUDA_CLANG_${version})
     if(CQSA_CUDA_CLANG_${version})

@@ -119,12 +119,12 @@ cqsa_status measure_compute(const cqsa_context& context, hardware_model& model) 
   return CQSA_OK;
 }
 
-// A rate that cannot be measured now (the device is full) keeps its nominal value.
-void measure_copies(const cqsa_context& context, hardware_model& model) {
+// False: the device is full. Its rates keep their nominal values, and are measured another time.
+bool measure_copies(const cqsa_context& context, hardware_model& model) {
   model.host_copy = memcpy_rate();
-  if (model.host) return;
+  if (model.host) return true;
   device_bench bench(context);
-  if (!bench.open()) return;
+  if (!bench.open()) return false;
   const auto keep = [](double measured, double& rate) {
     if (measured > 0) rate = measured;
   };
@@ -132,6 +132,7 @@ void measure_copies(const cqsa_context& context, hardware_model& model) {
   keep(bench.copy_rate(CQSA_COPY_TO_HOST), model.copy_out);
   keep(bench.device_rate(), model.device_copy);
   keep(bench.call_seconds(), model.launch_seconds);
+  return true;
 }
 
 void nominal(const cqsa_context& context, hardware_model& model) {
@@ -183,7 +184,7 @@ cqsa_status measure(const cqsa_context& context, rates needed, hardware_model& m
   CQSA_TRY(add_capacities(context, model));
   if (const hardware_model* before = model.host ? nullptr : measured_before(context, needed)) return model.take_rates(*before), CQSA_OK;
   if (needed >= rates::compute) CQSA_TRY(measure_compute(context, model));
-  if (needed >= rates::all) measure_copies(context, model);
+  if (needed >= rates::all && !measure_copies(context, model)) return CQSA_OK;
   model.measured = needed;
   if (!model.host && needed > rates::known) remember(context, model);
   return CQSA_OK;

@@ -1,4 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-# The portable tier: kernel files (one instantiation each) and the host code that a plugin compiles in.
-file(GLOB CQSA_GPU_KERNELS CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cu)
-file(GLOB CQSA_GPU_HOST CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp)
+# The portable tier: kernel files, one instantiation each, and the host code that a plugin compiles in.
+set(CQSA_GPU_KERNELS
+  attention_d64.cu
+  attention_d128.cu
+  attention_d256.cu
+  attention_d512.cu
+  attention_tail.cu
+  gather.cu
+  merge.cu)
+set(CQSA_GPU_HOST
+  attention_leaf.cpp
+  gather_leaf.cpp
+  merge_leaf.cpp)
+list(TRANSFORM CQSA_GPU_KERNELS PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+list(TRANSFORM CQSA_GPU_HOST PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

@@ -37,7 +37,7 @@ def main(cmake, build, source):
             run(scratch + "/by_pkg_config")
         # A plugin works beside the library it was built with; whatever it then misses of the machine is its own affair.
         built = os.path.exists(os.path.join(build, "lib", "libcqsa_cuda.so"))
-        if os.path.exists(os.path.join(os.path.dirname(pc[0]), "..", "libcqsa_cuda.so")) != built:
+        if os.path.exists(os.path.join(os.path.dirname(pc[0]), "libcqsa_cuda.so")) != built:
             sys.exit(f"libcqsa_cuda.so is {'not ' if built else ''}installed beside libcqsa.so")
         tool = os.path.join(prefix, "bin", "cqsa")
         if os.path.exists(tool):

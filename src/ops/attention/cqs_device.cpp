@@ -25,7 +25,9 @@ class cqs_runner {
   void begin_group();
   cqsa_status clear_accumulator();
   cqsa_status bring_resident();
-  cqsa_status run_task(int64_t task);
+  cqsa_status prepare_task(int64_t task);
+  cqsa_status run_task(int64_t task, int64_t tasks);
+  cqsa_status launch_task(int64_t task);
   cqsa_status bring_task(int64_t buffer);
   cqsa_status bring(const cqsa_view& operand, int32_t place, int64_t heads, int64_t rows, int64_t channels, bool by_list, void* to);
   cqsa_status bring_keys(int64_t rows, bool by_list, const device_window& to);
@@ -46,6 +48,8 @@ class cqs_runner {
   cqsa_attention_leaf blank_leaf() const;
 
   int64_t scale_groups(const cqsa_view& scale, int64_t bytes) const { return scale.data ? bytes / dtype_bytes(scale.dtype) : 0; }
+  bool has_planes() const { return g_.q_in && (mask_.data || bias_.data); }
+  bool gathers() const { return g_.gathers_q() || g_.gathers_kv() || has_planes(); }  // something comes for each task
   int64_t lines() const { return group_.items * group_.q_heads; }
 
   device_run& run_;
@@ -56,7 +60,7 @@ class cqs_runner {
   const key_band band_;
   device_group group_{};
   cqsa_view q_{}, k_{}, v_{}, k_scale_{}, v_scale_{}, mask_{}, bias_{};  // of the group
-  int64_t segments_ = 0, rows_ = 0;  // of the task at hand
+  int64_t blocks_ = 0, segments_ = 0, rows_ = 0;  // of the task that is prepared
   int64_t issued_ = 0;               // tasks with a leaf call; decides the buffer
   pending_task tasks_[3];
   int pending_tasks_ = 0;
@@ -91,8 +95,9 @@ cqsa_status cqs_runner::run_group() {
   if (g_.resident) CQSA_TRY(bring_resident());
   const int64_t tasks = cqs_num_tasks(g_.shape);
   const int64_t work = seqlen_ * group_.items * group_.heads, share = work / (tasks + 1);
+  CQSA_TRY(prepare_task(0));
   for (int64_t task = 0; task < tasks; ++task) {
-    CQSA_TRY(run_task(task));
+    CQSA_TRY(run_task(task, tasks));
     CQSA_TRY(poll_run(run_.run, share));
   }
   while (pending_tasks_ > 0) CQSA_TRY(merge_oldest());
@@ -177,16 +182,15 @@ cqsa_status cqs_runner::bring_resident() {
 }
 
 cqsa_status cqs_runner::bring_task(int64_t buffer) {
-  const bool planes = g_.q_in && (mask_.data || bias_.data);
-  if (!g_.gathers_q() && !g_.gathers_kv() && !planes) return CQSA_OK;
+  const bool planes = has_planes();
+  if (!gathers()) return CQSA_OK;
   const device_window& to = session_.device.windows[buffer];
   CQSA_TRY(session_.wait(stream_in, session_.window_free[buffer]));
   if (g_.gathers_q()) CQSA_TRY(bring(q_, p_.memory_q, group_.q_heads, rows_, p_.head_dim, true, to.q));
   if (g_.gathers_kv()) CQSA_TRY(bring_keys(rows_, true, to));
   if (planes) CQSA_TRY(bring_plane(mask_, p_.mask_broadcast, to.mask));
   if (planes) CQSA_TRY(bring_plane(bias_, p_.bias_broadcast, to.bias));
-  CQSA_TRY(session_.record(session_.window_ready[buffer], stream_in));
-  return session_.wait(stream_compute, session_.window_ready[buffer]);
+  return session_.record(session_.window_ready[buffer], stream_in);
 }
 
 cqsa_view cqs_runner::view_of(const cqsa_view& operand, int64_t heads, int64_t channels, bool in, bool by_list, void* at) const {
@@ -217,14 +221,31 @@ void cqs_runner::view_task(const device_window& at, cqsa_attention_leaf& leaf) c
 
 // ---- tasks -----------------------------------------------------------------------------------------------------------------------------
 
-cqsa_status cqs_runner::run_task(int64_t task) {
-  const int64_t blocks = visible_blocks(g_.shape, band_, task, session_.host.blocks[0]);
-  if (blocks == 0) return CQSA_OK;
+// Lists of the task, and its operands on their way. The task before was launched: what it needed has left the lists.
+cqsa_status cqs_runner::prepare_task(int64_t task) {
+  blocks_ = visible_blocks(g_.shape, band_, task, session_.host.blocks[0]);
+  if (blocks_ == 0) return CQSA_OK;
   segments_ = cqs_task_segments(g_.shape, task, session_.host.segments[0]);
   rows_ = task_rows(session_.host.segments[0], segments_);
+  return bring_task(issued_ % g_.buffers);
+}
+
+// The operands of the next task are fetched before the state of an older one is merged: the device need not wait for that.
+cqsa_status cqs_runner::run_task(int64_t task, int64_t tasks) {
+  const bool launched = blocks_ > 0;
+  if (launched) CQSA_TRY(launch_task(task));
+  if (task + 1 < tasks) CQSA_TRY(prepare_task(task + 1));
+  return launched && g_.acc_on_host && pending_tasks_ == g_.buffers ? merge_oldest() : CQSA_OK;
+}
+
+cqsa_status cqs_runner::launch_task(int64_t task) {
+  // So many tasks may be queued: the device does not wait for the host, and a cancel is heard soon.
+  constexpr int64_t queued = 8;
+  device_event& paced = session_.paced[issued_ % queued];
+  if (issued_ >= queued) CQSA_TRY(session_.sync(paced));
   const int64_t buffer = issued_++ % g_.buffers;
   const device_window& at = session_.device.windows[buffer];
-  CQSA_TRY(bring_task(buffer));
+  if (gathers()) CQSA_TRY(session_.wait(stream_compute, session_.window_ready[buffer]));
   cqsa_attention_leaf leaf = blank_leaf();
   view_task(at, leaf);
   if (g_.acc_on_host) {
@@ -233,12 +254,12 @@ cqsa_status cqs_runner::run_task(int64_t task) {
     leaf.state_l = at.l;
     leaf.state_rows = rows_;
   }
-  CQSA_TRY(call_task(blocks, leaf));
+  CQSA_TRY(call_task(blocks_, leaf));
   CQSA_TRY(session_.record(session_.window_free[buffer], stream_compute));
+  CQSA_TRY(session_.record(paced, stream_compute));
   if (!g_.acc_on_host) return CQSA_OK;
-  CQSA_TRY(session_.record(session_.out_ready[buffer], stream_compute));
   tasks_[pending_tasks_++] = {task, buffer};
-  return pending_tasks_ < g_.buffers ? CQSA_OK : merge_oldest();
+  return session_.record(session_.out_ready[buffer], stream_compute);
 }
 
 cqsa_status cqs_runner::call_task(int64_t blocks, cqsa_attention_leaf& leaf) {

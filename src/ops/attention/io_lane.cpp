@@ -221,8 +221,8 @@ void io_lane::work(slot& mine, hold& lock) {
 cqsa_status io_lane::move(slot& mine) {
   const entry& e = *mine.of;
   char* memory = slot_memory(static_cast<int>(&mine - slots_));
-  if (mine.used)
-    CQSA_TRY(checked(backend_.event_sync(context_.device, mine.event), inward() ? "waiting for a copy to the device" : "waiting for a copy from the device"));
+  const char* const what = inward() ? "waiting for a copy to the device" : "waiting for a copy from the device";
+  if (mine.used) CQSA_TRY(checked(backend_.event_sync(context_.device, mine.event), what));
   const bool mapped = e.tile.mapping.end != 0;
   if (mapped && inward()) want_lines(e.tile, mine.begin, mine.end);
   inward() ? gather_piece(e.tile, mine.begin, mine.end, memory) : scatter_piece(e.tile, mine.begin, mine.end, memory);

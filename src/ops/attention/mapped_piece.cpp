@@ -86,7 +86,9 @@ int64_t lines_within(const host_tile& tile, int64_t begin, int64_t end, uint64_t
     }
     // A part of the run may still fit.
     const uint64_t one = in_grains(s.high - s.low - static_cast<uint64_t>((count - 1) * row));
-    if (bytes + one <= limit) lines += std::min<int64_t>(count, 1 + (row ? static_cast<int64_t>((limit - bytes - one) / static_cast<uint64_t>(row)) : count));
+    if (bytes + one > limit) return false;
+    const int64_t more_rows = row ? static_cast<int64_t>((limit - bytes - one) / static_cast<uint64_t>(row)) : count;
+    lines += std::min(count, 1 + more_rows);
     return false;
   });
   return std::min(std::max<int64_t>(lines, 1), end - begin);
@@ -94,8 +96,9 @@ int64_t lines_within(const host_tile& tile, int64_t begin, int64_t end, uint64_t
 
 void want_lines(const host_tile& tile, int64_t begin, int64_t end) {
   for_spans(tile, begin, end, [&](const span& s, int64_t) {
-    // Never more than the piece itself: a run whose rows are far apart is left to faults.
-    if (s.high - s.low >= page_grain && s.high - s.low <= 2 * static_cast<uint64_t>((end - begin) * tile.line_bytes())) advise(tile, s, MADV_POPULATE_READ, page_grain);
+    // A run whose rows are far apart is left to faults: most of what is between them is not wanted.
+    const uint64_t bytes = s.high - s.low, wanted = static_cast<uint64_t>((end - begin) * tile.line_bytes());
+    if (bytes >= page_grain && bytes <= 2 * wanted) advise(tile, s, MADV_POPULATE_READ, page_grain);
     return true;
   });
 }

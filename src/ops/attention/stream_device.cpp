@@ -408,7 +408,7 @@ void stream_runner::view_tile(const tile_plan& plan, cqsa_attention_leaf& leaf) 
 cqsa_status stream_runner::launch_step() {
   const stream_step& step = steps_[launched_ % most_steps];
   const tile_plan& plan = step.plan;
-  if (step.first) CQSA_TRY(poll_run(run_.run, 0));
+  CQSA_TRY(poll_run(run_.run, 0));
   CQSA_TRY(pace());
   cqsa_attention_leaf leaf = run_.leaf_of(plan.tile.group);
   view_tile(plan, leaf);

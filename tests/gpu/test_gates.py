@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""That the gates of this folder bite: each is given what it must refuse, and what it must let pass.
+
+    test_gates.py SOURCE_DIR [PTXAS ARCH]
+"""
+import contextlib
+import io
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(sys.argv[1])
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "gpu")]
+import check_sources
+import ptxas_report
+
+PTXAS = sys.argv[2:4]
+
+LOG = """# source {source}, code {code}, compiler nvcc-13.0.88
+# seconds 1
+ptxas info    : 0 bytes gmem
+{note}
+ptxas info    : Compiling entry function '{kernel}' for '{code}'
+ptxas info    : Function properties for {kernel}
+    {stack} bytes stack frame, {spill} bytes spill stores, {spill} bytes spill loads
+ptxas info    : Used {registers} registers, used 1 barriers, 376 bytes cmem[0]
+"""
+# Above .target sm_70.
+LDMATRIX = """.version 6.5
+.target {target}
+.address_size 64
+.visible .entry k(.param .u64 p) {{
+  .reg .b32 %r<3>;
+  mov.u32 %r1, 0;
+  ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r2}}, [%r1];
+  ret;
+}}
+"""
+BAD_SOURCES = ["int lane = threadIdx.x;", "cudaMalloc(x);", "cuMemAlloc(x);", "hipFree(p);", 'asm("x");', 'asm volatile("");', "__syncwarp();",
+               "#ifdef __CUDA_ARCH__", "#include <cuda_fp16.h>", "int l = thread_index() % 32;", "int lane = t & 31;",
+               "constexpr int lanes = 32;", "reduce<32>(x);", "v += __shfl_xor(v, m);", "int warp = 1;"]
+GOOD_SOURCES = ["// cudaMalloc, asm, lane 32, warp", "int width = 32; x >> 32;", "/* hipFree\n threadIdx */ params.cu_seqlens_q[0];",
+                "int cuda = acquire(current);", "shuffle_xor<Lanes>(x, 1);"]
+
+
+def status_of(program, *arguments):
+    """(exit status, what it printed) of a program's main(), in this process: there are many calls."""
+    said = io.StringIO()
+    before, sys.argv = sys.argv, [program.__name__, *map(str, arguments)]
+    try:
+        with contextlib.redirect_stdout(said):
+            status = int(program.main())
+    except SystemExit as stop:
+        status = 1 if isinstance(stop.code, str) else stop.code
+    finally:
+        sys.argv = before
+    return status, said.getvalue()
+
+
+class Registers(unittest.TestCase):
+    def report(self, *options, logs=({},), files=None):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            for number, log in enumerate(logs):
+                values = dict(source="backends/gpu/a.cu", code="sm_80", kernel="k", note="", stack=0, spill=0, registers=100)
+                (folder / f"{number}.log").write_text(LOG.format(**{**values, **log}))
+            (folder / "logs.txt").write_text("\n".join(f"{number}.log" for number in range(len(logs))))
+            for name, text in (files or {}).items():
+                (folder / name).write_text(text)
+            return status_of(ptxas_report, folder, *[option.replace("@", f"{folder}/") for option in options])
+
+    def refused(self, words, *arguments, **keywords):
+        status, said = self.report(*arguments, **keywords)
+        self.assertEqual(status, 1, said)
+        self.assertIn(words, said)
+
+    def passes(self, *arguments, **keywords):
+        status, said = self.report(*arguments, **keywords)
+        self.assertEqual(status, 0, said)
+
+    def test_spills(self):
+        self.passes(logs=[{}, {"code": "sm_90a"}])
+        self.passes(logs=[{"stack": 48}])
+        self.refused("k for sm_80 spills 4 bytes", logs=[{"spill": 4}])
+
+    def test_allowed_spills(self):
+        spills = [{"spill": 80}, {"spill": 80, "code": "sm_90a"}]
+        self.passes("--allowed", "@s", logs=spills, files={"s": "k sm_* 80 why\n"})
+        self.refused("spills 80", "--allowed", "@s", logs=spills, files={"s": "k sm_* 79 why\n"})
+        self.refused("sm_90a spills 80", "--allowed", "@s", logs=spills, files={"s": "k sm_80 80 why\n"})
+        self.refused("take it off", "--allowed", "@s", files={"s": "k sm_* 80 why\n"})
+        self.refused("spills 80", "--allowed", "@s", logs=[{"spill": 80, "source": "backends/cuda/sm80/a.cu"}], files={"s": "k sm_* 80 why\n"})
+
+    def test_what_ptxas_ignored(self):
+        self.refused("C7508", logs=[{"note": "ptxas info : (C7508) Potential Performance Loss: 'setmaxnreg' ignored to maintain minimum register requirements."}])
+        self.refused("C7510", logs=[{"note": "ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"}])
+
+    def test_missing_kernel(self):
+        self.refused("j is not there for sm_90a", logs=[{}, {"code": "sm_90a"}, {"kernel": "j"}])
+        self.passes(logs=[{}, {"code": "sm_90a"}, {"kernel": "j", "source": "backends/cuda/sm80/j.cu"}])
+
+    def test_table(self):
+        table = "Compilers: {}. A cell\n\n| kernel | sm_80 |\n|---|---|\n{}"
+        for text, fault in [("| `k` | 100 |\n", ""), ("| `k` | 107 |\n", ""), ("| `k` | 91 |\n", "registers 91, now 100"), ("", "has no k"),
+                            ("| `k` | 100, stack 80 |\n", "stack 80, now 0"), ("| `k` | 100 |\n| `j` | 100 |\n", "still has j")]:
+            files = {"t.md": table.format("nvcc-13.0", text)}
+            if fault:
+                self.refused(fault, "--compare", "@t.md", files=files)
+            else:
+                self.passes("--compare", "@t.md", files=files)
+        self.passes("--compare", "@t.md", files={"t.md": table.format("nvcc-12.9", "| `k` | 50 |\n")})
+
+    def test_nothing_built(self):
+        self.assertEqual(self.report(logs=[])[0], 1)
+
+
+class Sources(unittest.TestCase):
+    def check(self, text, name="a.cuh", core="int x;"):
+        with tempfile.TemporaryDirectory() as folder:
+            for path, content in ((f"backends/gpu/{name}", text), ("src/a.h", core), ("include/a.h", "")):
+                path = pathlib.Path(folder) / path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content)
+            return status_of(check_sources, folder)[0]
+
+    def test_portable_tier(self):
+        for text in BAD_SOURCES:
+            self.assertEqual(self.check(text), 1, text)
+        for text in GOOD_SOURCES:
+            self.assertEqual(self.check(text), 0, text)
+
+    def test_core(self):
+        self.assertEqual(self.check("", core="#include <cuda.h>"), 1)
+        self.assertEqual(self.check("", core="#include <hip/hip_runtime.h>"), 1)
+
+
+@unittest.skipUnless(PTXAS, "no ptxas")
+class OldTarget(unittest.TestCase):
+    def assemble(self, target):
+        with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+            file.write(LDMATRIX.format(target=target))
+            file.flush()
+            return subprocess.run([PTXAS[0], f"-arch=sm_{PTXAS[1]}", file.name, "-o", "/dev/null"], capture_output=True).returncode
+
+    def test_ptxas_refuses_what_is_above_the_target(self):
+        self.assertEqual(self.assemble("sm_75"), 0)
+        self.assertNotEqual(self.assemble("sm_70"), 0)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
