@@ -144,6 +144,7 @@ enum {
 typedef struct cqsa_pointer_info {
   int32_t kind; /* CQSA_POINTER_* */
   int32_t device;
+  uint64_t start, bytes; /* the allocation that the address lies in; bytes 0: not known */
 } cqsa_pointer_info;
 
 enum { CQSA_COPY_TO_DEVICE = 0, CQSA_COPY_TO_HOST = 1, CQSA_COPY_ON_DEVICE = 2 };
@@ -203,7 +204,8 @@ typedef struct cqsa_backend_v1 {
   /* Memory in stream order: it may be used by what is queued between the two calls. UNSUPPORTED where the device has none. */
   cqsa_status (*stream_alloc)(void *device, uint64_t bytes, void *stream, void **memory_out);
   cqsa_status (*stream_free)(void *device, void *memory, void *stream);
-  /* Called for every operand of every run, so it has to be quick. NULL: pointers are not looked at. */
+  /* Called for the operands of every run, once for those in one allocation, so it has to be quick. NULL: pointers are not
+   * looked at. */
   cqsa_status (*pointer_query)(void *device, const void *pointer, cqsa_pointer_info *info_out);
   /* Architectures this build has code for: "sm_75 sm_80 sm_90a compute_90". */
   const char *code;

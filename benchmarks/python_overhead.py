@@ -26,13 +26,24 @@ def best_us(call):
     return best / CALLS * 1e6
 
 
-def report(name, q, **options):
-    target = _queue.choose("cpu", None, ("q", q))
+def report(name, q, backend="cpu", **options):
+    target = _queue.choose(backend, None, ("q", q))
     prepared = _attention.Call(target, q, q, q, **options)
     function, handle, params, args = _ffi.library().cqsa_attention, target.context.handle, prepared.params, prepared.args
     bare = best_us(lambda: function(handle, params, args, target.stream))
-    whole = best_us(lambda: cqsa.attention(q, q, q, backend="cpu", **options))
+    whole = best_us(lambda: cqsa.attention(q, q, q, backend=backend, **options))
     print(f"{name:44} {whole:7.1f} {bare:7.1f} {whole - bare:9.1f}")
+
+
+def report_cuda(torch):
+    """Host time of queued calls; too small to fill the device's queue. The bar is 15 us."""
+    q = torch.ones(1, 1, 1, 64, dtype=torch.float16, device="cuda")
+    report("torch float16 on cuda", q, backend="auto")
+    report("torch float16 on cuda, out= (bar: 15)", q, backend="auto", out=torch.empty_like(q))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        report("torch float16 on cuda, a stream, lse", q, backend="auto", return_lse=True)
+    own = best_us(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q))
+    print(f"{'torch.nn.functional.scaled_dot_product_attention':44} {own:7.1f}")
 
 
 def imported(name):
@@ -55,6 +66,8 @@ def main():
         report("ml_dtypes bfloat16", q.astype(ml_dtypes.bfloat16))
     if torch is not None:
         report(f"torch {torch.__version__} float32", torch.ones(1, 1, 1, 16))
+        if torch.cuda.is_available():
+            report_cuda(torch)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The extern "C" bodies of attention: guard, validate, call.
+#include <atomic>
 #include <chrono>
 #include <cinttypes>
 #include <cstring>
 
 #include "abi_struct.h"
 #include "guard.h"
+#include "ops/attention/bind_cache.h"
 #include "ops/attention/describe.h"
 #include "ops/attention/enqueue.h"
 #include "ops/attention/merge.h"
 #include "ops/attention/plan.h"
+#include "ops/attention/plan_cache.h"
 #include "tensor.h"
 
 using namespace cqsa;
@@ -61,15 +64,29 @@ bool choose_whole(cqsa_plan& plan) {
   return status == CQSA_OK && (limit.device != UINT64_MAX || plan.cost.device <= small);
 }
 
-// Everything that is decided before operands are seen. The plan's context is not counted here.
-cqsa_status make_plan(const cqsa_context* context, const cqsa_attention_params* params, cqsa_plan& plan) {
+// Everything that is decided before operands are seen. The plan's context is not counted here. lasting_out: the same params will
+// get the same plan, as nothing that changes from call to call was asked for it.
+cqsa_status make_plan(const cqsa_context* context, const cqsa_attention_params* params, cqsa_plan& plan, bool* lasting_out = nullptr) {
+  static std::atomic<uint64_t> plans{0};
   CQSA_TRY(make_problem(params, plan.problem));
+  plan.number = plans.fetch_add(1, std::memory_order_relaxed) + 1;
   plan.context = const_cast<cqsa_context*>(context);
   CQSA_TRY(hardware_of(*context, rates::known, plan.hardware));
   if (context->is_host()) return choose_plan(plan);
-  if (choose_whole(plan)) return CQSA_OK;
+  const bool whole = choose_whole(plan);
+  if (lasting_out) *lasting_out = whole;
+  if (whole) return CQSA_OK;
   CQSA_TRY(add_capacities(*context, plan.hardware));
   return choose_whole(plan) ? CQSA_OK : choose_plan(plan);
+}
+
+// The plan of one call: programs make the same one again and again.
+cqsa_status find_plan(const cqsa_context* context, const one_shot_params& params, cqsa_plan& plan) {
+  if (find_cached_plan(*context, params, plan)) return CQSA_OK;
+  bool lasting = false;
+  CQSA_TRY(make_plan(context, &params.complete, plan, &lasting));
+  if (lasting) cache_plan(*context, params, plan);
+  return CQSA_OK;
 }
 
 cqsa_status check_workspace(const cqsa_plan& plan, const void* workspace, uint64_t bytes) {
@@ -106,14 +123,23 @@ cqsa_status check_device_index(const cqsa_context& context, const cqsa_attention
   return CQSA_OK;
 }
 
-cqsa_status run_on_device(run_state& run, const cqsa_attention_leaf& whole) {
+cqsa_status start_run(run_state& run, const cqsa_attention_leaf& whole) {
+  if (run.plan->problem.empty()) return CQSA_OK;
+  if (run.plan->hardware.host) return run_host(run, whole);
   return enqueues(*run.plan) ? run_enqueued(run, whole) : run_device(run, whole);
 }
 
-cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args, void* stream, bool capturing) {
-  cqsa_attention_leaf whole{};
-  CQSA_TRY(bind_operands(plan.problem, *plan.context->backend, args, whole));
-  if (!plan.hardware.host) CQSA_TRY(check_device_index(*plan.context, args));
+// To what is on the device already: the checks of an earlier run hold as long as only addresses differ.
+cqsa_status bind_on_device(const cqsa_plan& plan, const cqsa_attention_args& args, cqsa_attention_leaf& whole) {
+  if (!bind_again(plan, args, whole)) {
+    CQSA_TRY(bind_operands(plan.problem, *plan.context->backend, args, whole));
+    CQSA_TRY(check_device_index(*plan.context, args));
+    remember_binding(plan, args, whole);
+  }
+  return CQSA_OK;
+}
+
+cqsa_status run_bound(const cqsa_plan& plan, const cqsa_attention_args& args, cqsa_attention_leaf& whole, void* stream, bool capturing) {
   if (!plan.hardware.host) CQSA_TRY(check_pointers(*plan.context, args));
   if (args.checkpoint && enqueues(plan))
     return fail(CQSA_ERROR_UNSUPPORTED, "args->checkpoint is given, but a run whose operands are all on the device is one launch");
@@ -123,12 +149,18 @@ cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args, voi
   whole.batch_invariant = plan.problem.batch_invariant();
   run_state run{&plan, &args, stream};
   report_choice(plan.choice, plan.hardware.host, run.info);
+  if (args.info == nullptr) return start_run(run, whole);  // nobody asks how long it took
   const auto start = std::chrono::steady_clock::now();
-  cqsa_status status = CQSA_OK;
-  if (!plan.problem.empty()) status = plan.hardware.host ? run_host(run, whole) : run_on_device(run, whole);
+  const cqsa_status status = start_run(run, whole);
   run.info.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (args.info) write_struct(run.info, args.info);
+  write_struct(run.info, args.info);
   return status;
+}
+
+cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args, void* stream, bool capturing) {
+  cqsa_attention_leaf whole;
+  CQSA_TRY(plan.hardware.host ? bind_operands(plan.problem, *plan.context->backend, args, whole) : bind_on_device(plan, args, whole));
+  return run_bound(plan, args, whole, stream, capturing);
 }
 
 // What the caller did state beside num_heads = 0 must be what the tensors say: a forgotten mask is not the same as none.
@@ -199,11 +231,14 @@ cqsa_status cqsa_attention(cqsa_context* context, const cqsa_attention_params* p
     CQSA_TRY(query_stream(*context, stream, capturing));
     cqsa_attention_args operands{};
     CQSA_TRY(copy_args(args, operands));
-    cqsa_attention_params complete{};
-    CQSA_TRY(copy_params(params, complete));
-    CQSA_TRY(complete_params(*context, operands, complete));
+    one_shot_params given;
+    CQSA_TRY(copy_params(params, given.stated));
     cqsa_plan plan;
-    CQSA_TRY(make_plan(context, &complete, plan));
+    cqsa_attention_leaf whole;
+    if (find_repeated(*context, given.stated, operands, plan, whole)) return run_bound(plan, operands, whole, stream, capturing);
+    given.complete = given.stated;
+    CQSA_TRY(complete_params(*context, operands, given.complete));
+    CQSA_TRY(find_plan(context, given, plan));
     return run_plan(plan, operands, stream, capturing);
   });
 }

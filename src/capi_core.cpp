@@ -130,7 +130,9 @@ cqsa_status create_context(const cqsa_context_params* caller, cqsa_context** con
   if (context_out == nullptr) return fail(CQSA_ERROR_NULL_POINTER, "context_out is NULL");
   cqsa_context_params params{};
   if (caller != nullptr) CQSA_TRY(copy_struct(caller, "params", first_context_params, 0, params));
+  static std::atomic<uint64_t> contexts{0};
   auto context = std::make_unique<cqsa_context>();
+  context->number = ++contexts;
   CQSA_TRY(fill(params, *context));
   *context_out = context.release();
   return CQSA_OK;

@@ -150,18 +150,22 @@ void device_close(void* handle) {
 
 namespace {
 
-cqsa_status enter(CUcontext context) {
+cqsa_status enter(CUcontext context, bool& pushed_out) {
   if (driver_was_forked()) return require_driver();
-  return check(driver().cuCtxPushCurrent_v2(context), "entering the device's context");
+  CUcontext current = nullptr;
+  if (driver().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context) return CQSA_OK;
+  const CUresult result = driver().cuCtxPushCurrent_v2(context);
+  pushed_out = result == CUDA_SUCCESS;
+  return check(result, "entering the device's context");
 }
 
 }  // namespace
 
-scope::scope(CUcontext context, capture mode) : status_(enter(context)), exemption_(status_ == CQSA_OK && mode == capture::exempt) {}
+scope::scope(CUcontext context, capture mode) : status_(enter(context, pushed_)), exemption_(status_ == CQSA_OK && mode == capture::exempt) {}
 
 scope::~scope() {
   CUcontext ours = nullptr;
-  if (status_ == CQSA_OK) driver().cuCtxPopCurrent_v2(&ours);
+  if (pushed_) driver().cuCtxPopCurrent_v2(&ours);
 }
 
 }  // namespace cqsa::cuda

@@ -86,12 +86,16 @@ cqsa_status pointer_query(void* handle, const void* pointer, cqsa_pointer_info* 
   const device& d = device_of(handle);
   const scope here(d, scope::capture::as_is);
   CQSA_CUDA_TRY(here.status());
-  CUpointer_attribute wanted[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  CUpointer_attribute wanted[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                  CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE};
+  constexpr unsigned count = sizeof wanted / sizeof *wanted;
   unsigned type = 0, managed = 0;
   int ordinal = -1;
-  void* answers[] = {&type, &managed, &ordinal};
-  CQSA_CUDA_TRY(check(driver().cuPointerGetAttributes(3, wanted, answers, address_of(pointer)), "asking what a pointer is"));
-  *info_out = {CQSA_POINTER_UNKNOWN, d.index};
+  CUdeviceptr start = 0;
+  size_t bytes = 0;
+  void* answers[count] = {&type, &managed, &ordinal, &start, &bytes};
+  CQSA_CUDA_TRY(check(driver().cuPointerGetAttributes(count, wanted, answers, address_of(pointer)), "asking what a pointer is"));
+  *info_out = {CQSA_POINTER_UNKNOWN, d.index, start, bytes};
   if (managed != 0) {
     info_out->kind = CQSA_POINTER_MANAGED;
   } else if (type == CU_MEMORYTYPE_DEVICE) {

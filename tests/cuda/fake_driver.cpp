@@ -527,7 +527,8 @@ FAKE_CUDA CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
 FAKE_CUDA CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* which, void** out, CUdeviceptr address) {
   const guard hold(m().lock);
   FAKE_TRY(need_context());
-  const block* const b = find_block(address, 1);
+  uintptr_t begin = 0;
+  const block* const b = find_block(address, 1, &begin);
   for (unsigned i = 0; i < count; ++i) {
     switch (which[i]) {
       case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
@@ -535,6 +536,8 @@ FAKE_CUDA CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* w
         break;
       case CU_POINTER_ATTRIBUTE_IS_MANAGED: *static_cast<unsigned*>(out[i]) = b != nullptr && b->what == kind::managed; break;
       case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *static_cast<int*>(out[i]) = b == nullptr ? -2 : b->device; break;
+      case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *static_cast<CUdeviceptr*>(out[i]) = b == nullptr ? 0 : begin; break;
+      case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *static_cast<size_t*>(out[i]) = b == nullptr ? 0 : b->bytes; break;
       default: return CUDA_ERROR_INVALID_VALUE;
     }
   }

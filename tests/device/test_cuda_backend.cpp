@@ -213,9 +213,12 @@ void case_contexts() {
 }
 
 void check_pointer(const opened& d, const void* pointer, int32_t kind, const char* what) {
-  cqsa_pointer_info info = {77, 77};
+  cqsa_pointer_info info = {77, 77, 77, 77};
   CALL_OK(b(), pointer_query, d.handle, pointer, &info);
   CHECK(info.kind == kind && info.device == 0, "%s: kind %d of device %d", what, info.kind, info.device);
+  const auto address = reinterpret_cast<uint64_t>(pointer);
+  const bool inside = address - info.start < info.bytes;
+  CHECK(kind == CQSA_POINTER_UNKNOWN ? info.bytes == 0 : inside, "%s: %" PRIx64 " in %" PRIu64 " bytes at %" PRIx64, what, address, info.bytes, info.start);
 }
 
 void case_memory() {

@@ -407,7 +407,8 @@ cqsa_status pointer_query(void*, const void* p, cqsa_pointer_info* out) {
   const std::lock_guard hold(device().pretended_lock);
   const auto found = device().pretended.find(reinterpret_cast<uintptr_t>(p));
   if (found != device().pretended.end()) return *out = found->second, CQSA_OK;
-  *out = {is_device(p) ? CQSA_POINTER_DEVICE : the_memory().holds(p, 1, true) ? CQSA_POINTER_PINNED : CQSA_POINTER_UNKNOWN, 0};
+  if (is_device(p)) return *out = the_memory().find(p), CQSA_OK;
+  *out = {the_memory().holds(p, 1, true) ? CQSA_POINTER_PINNED : CQSA_POINTER_UNKNOWN, 0, 0, 0};
   return CQSA_OK;
 }
 
@@ -547,7 +548,7 @@ FAKE_API void fake_pretend(const void* pointer, int32_t kind, int32_t device) {
   if (kind < 0)
     d.pretended.erase(reinterpret_cast<uintptr_t>(pointer));
   else
-    d.pretended[reinterpret_cast<uintptr_t>(pointer)] = {kind, device};
+    d.pretended[reinterpret_cast<uintptr_t>(pointer)] = {kind, device, 0, 0};
 }
 FAKE_API void fake_write(void* to_device, const void* from, uint64_t bytes) { std::memcpy(fake::to_real(to_device), from, bytes); }
 FAKE_API void fake_read(void* to, const void* from_device, uint64_t bytes) { std::memcpy(to, fake::to_real(from_device), bytes); }

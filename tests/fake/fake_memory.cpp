@@ -32,6 +32,14 @@ bool memory::give(void* p, bool pinned) {
   return true;
 }
 
+cqsa_pointer_info memory::find(const void* p) {
+  const std::lock_guard hold(lock_);
+  const auto at = reinterpret_cast<uintptr_t>(to_real(p));
+  auto after = blocks_[0].upper_bound(at);
+  if (after == blocks_[0].begin() || at - (--after)->first >= after->second.bytes) return {CQSA_POINTER_DEVICE, 0, 0, 0};
+  return {CQSA_POINTER_DEVICE, 0, after->first | device_bit, after->second.bytes};
+}
+
 bool memory::holds(const void* p, uint64_t bytes, bool pinned) {
   const std::lock_guard hold(lock_);
   if (is_device(p) == pinned) return false;

@@ -25,6 +25,8 @@ class memory {
   bool give(void* p, bool pinned);
   // Whether [p, p + bytes) lies in one live allocation of that kind.
   bool holds(const void* p, uint64_t bytes, bool pinned);
+  // The live allocation on the device that p lies in; bytes 0 when there is none.
+  cqsa_pointer_info find(const void* p);
   void limit(uint64_t device, uint64_t pinned);
   void fill(fake_counters& out);
   uint64_t free_bytes();

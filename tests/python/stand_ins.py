@@ -65,6 +65,9 @@ class Device:
     def __eq__(self, other):
         return (self.type, self.index) == (other.type, other.index)
 
+    def __hash__(self):
+        return hash((self.type, self.index))
+
     def __repr__(self):
         return self.type if self.index is None else f"{self.type}:{self.index}"
 
@@ -135,6 +138,7 @@ def torch_module():
     torch.from_numpy = lambda array: TorchTensor(array, None)
     torch.empty = lambda shape, dtype, device: TorchTensor(
         np.zeros(shape, "uint16" if dtype.name == "bfloat16" else dtype.name), device.index, dtype)
+    torch.empty_like = lambda tensor: torch.empty(tensor.shape, tensor.dtype, tensor.device)
     torch._C = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda device: torch.current.get(device, 0))
     torch.cuda = types.SimpleNamespace(
         is_current_stream_capturing=lambda: torch.capturing,

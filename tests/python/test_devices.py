@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operands on a GPU that is not there: what the library is told, on which stream, and what is ordered with it. The last
 function of the way, cqsa_attention(), is replaced; the results of a real GPU are tested by tests/device/test_python_cuda.py."""
-import re
 import gc
 import sys
 
@@ -10,7 +9,7 @@ import pytest
 
 import cqsa
 import stand_ins
-from cqsa import _attention, _context, _driver, _ffi
+from cqsa import _attention, _context, _driver, _ffi, _repeat
 from stand_ins import CupyArray, CupyStream, JaxArray, Lends, TorchStream, TorchTensor, Tracer
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3
@@ -108,6 +107,91 @@ def test_torch_on_a_gpu(torch, library, driver):
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse)):
         assert call[name] == (CUDA, 0, x.data_ptr()), name
     assert not driver.asked  # everything is on one stream
+
+
+@pytest.fixture
+def known(torch, library, monkeypatch):
+    """Calls of forms that were seen twice must not go the long way again."""
+    monkeypatch.setattr(_repeat, "forms", {})
+    monkeypatch.setattr(cqsa._torch, "tensor_type", None)
+
+    def learn(*operands, **options):
+        for _ in range(2):
+            cqsa.attention(*operands, **options)
+        library.calls.clear()
+        monkeypatch.setattr(_attention, "Call", lambda *a, **k: pytest.fail("the long way"))
+    return learn
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_call_made_before(torch, library, driver, known, device):
+    torch.current = {0: 5, 1: 0}
+    known(*tensors(device), return_lse=True, causal="bottom_right")
+    q, k, v = tensors(device)
+    out, lse = cqsa.attention(q, k, v, return_lse=True, causal="bottom_right")
+    call, = library.calls
+    assert call["context"] == 1000 + device and call["stream"] == (5, None)[device]
+    for name, x in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse)):
+        assert call[name] == (CUDA, device, x.data_ptr()), name
+    assert out.shape == (2, 4, 19, 24) and out.dtype is torch.float32 and lse.shape == (2, 4, 19) and out.index == device
+    assert not driver.asked
+    torch.current[device] = 9
+    cqsa.attention(q, k, v, return_lse=True, causal="bottom_right")
+    assert library.calls[1]["stream"] == 9 and library.calls[1]["out"] != call["out"]
+
+
+def test_a_call_made_before_with_outputs(torch, library, known):
+    made = [TorchTensor(np.zeros(shape, np.float32)) for shape in ((2, 4, 19, 24), (2, 4, 19))]
+    known(*tensors(), out=tuple(made), return_lse=True)
+    assert cqsa.attention(*tensors(), out=tuple(made), return_lse=True) == tuple(made)
+    assert [x.version for x in made] == [3, 3] and library.calls[0]["lse"] == (CUDA, 0, made[1].data_ptr())
+
+
+@pytest.mark.parametrize("options", [
+    {"causal": "top_left"}, {"softmax_scale": 0.5}, {"softmax_scale": 1}, {"softcap": 1.0}, {"window": (1, 0)}, {"window": [1, 0]}, {"window": np.array([1, 0])},
+    {"memory_limit": 1 << 30}, {"return_lse": True}, {"backend": "cuda"}, {"layout": "bhsd", "stream": 3}, {"progress": print}])
+def test_another_call(torch, library, known, options):
+    known(*tensors())
+    with pytest.raises(pytest.fail.Exception, match="the long way"):
+        cqsa.attention(*tensors(), **options)
+    assert not library.calls
+
+
+def test_other_tensors_are_another_call(torch, library, known):
+    q, k, v = tensors()
+    known(q, k, v)
+    turned = TorchTensor(np.ones((2, 19, 4, 32), np.float32).transpose(0, 2, 1, 3))
+    following = TorchTensor(q.array)
+    following.requires_grad, torch.is_grad_enabled = True, lambda: True
+    negated = TorchTensor(q.array)
+    negated.is_neg = lambda: True
+    given = TorchTensor(np.zeros((2, 4, 19, 24), np.float32))
+    for other in (turned, following, negated, TorchTensor(q.array, 1), TorchTensor(q.array.astype(np.float16)), q.array):
+        with pytest.raises(pytest.fail.Exception, match="the long way"):
+            cqsa.attention(other, k, v)
+    for other in ({"out": given}, {"out": given.array}):
+        with pytest.raises(pytest.fail.Exception, match="the long way"):
+            cqsa.attention(q, k, v, **other)
+    cqsa.attention(q, k, v)
+    assert len(library.calls) == 1
+
+
+def test_a_call_made_before_that_fails(torch, library, known, monkeypatch):
+    known(*tensors())
+    monkeypatch.setattr(library, "cqsa_attention", lambda *a: 62, raising=False)
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            cqsa.attention(*tensors())
+    monkeypatch.setattr(library, "cqsa_attention", lambda *a: 65, raising=False)  # a capture that lacks its workspace
+    with pytest.raises(pytest.fail.Exception, match="the long way"):
+        cqsa.attention(*tensors())
+
+
+def test_a_new_context_forgets_the_calls(torch, library, known, monkeypatch):
+    known(*tensors())
+    monkeypatch.setitem(_context._contexts, ("cuda", 0), _context.Context(2000, "cuda", False, 0))
+    with pytest.raises(pytest.fail.Exception, match="the long way"):
+        cqsa.attention(*tensors())
 
 
 def test_the_default_stream_is_null(torch, library):
@@ -234,7 +318,7 @@ def test_no_backend_for_the_gpu(torch, library, monkeypatch):
     with pytest.raises(NotImplementedError) as caught:
         cqsa.attention(*tensors())
     text = str(caught.value)
-    assert re.match(r"q is on cuda:0, but the backend cuda is not ready here: (not_found: no libcqsa_cuda.so|no_driver: )", text), text
+    assert text.startswith("q is on cuda:0, but the backend cuda is not ready here: "), text  # not_found or no_driver
 
 
 def test_merge_on_a_gpu(torch, library):

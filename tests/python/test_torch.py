@@ -51,6 +51,49 @@ def test_torch_in_torch_out(packed, dtype):
     assert torch.equal(cqsa.attention(*(x.transpose(1, 2) for x in turned), causal="bottom_right"), out)
 
 
+def test_a_call_made_before(packed):
+    for turn in range(4):  # from the third on only the addresses are new
+        torch.manual_seed(turn)
+        q, k, v = (torch.randn_like(x) for x in packed)
+        out, lse = cqsa.attention(q, k, v, causal="bottom_right", softmax_scale=0.25, return_lse=True)
+        wanted, wanted_lse = exact.attention(*(x.double().numpy() for x in (q, k, v)), causal="bottom_right", softmax_scale=0.25)
+        exact.assert_close(out.numpy(), wanted, "float32")
+        exact.assert_close(lse.numpy(), wanted_lse, "float32")
+        refused("SHAPE", lambda: cqsa.attention(q, k, v[:, :, :-1], causal="bottom_right"), "args->v")
+        refused("OVERLAP", lambda: cqsa.attention(q, k, v, out=q), "args->out")
+    kept = weakref.ref(q)
+    del q, k, v, out, lse
+    gc.collect()
+    assert kept() is None
+
+
+def test_windows_of_any_kind(packed):
+    wanted = cqsa.attention(*packed, window=(3, 0))
+    for window in ((3, 0), [3, 0], np.array([3, 0]), (3, 0), (3, 1)) * 3:
+        assert torch.equal(cqsa.attention(*packed, window=window), wanted) == (tuple(window) == (3, 0))
+    with pytest.raises(cqsa.CqsaError):
+        cqsa.attention(*packed, window=(3.0, 0))
+
+
+def test_calls_made_before_on_threads(packed):
+    q, k, v = packed
+    cases = [(x, cqsa.attention(x, k, v)) for x in (q, q * 2, q * 3, q * 4)]
+    failures = []
+
+    def work(case):
+        try:
+            for _ in range(200):
+                assert torch.equal(cqsa.attention(case[0], k, v), case[1])
+        except BaseException as error:
+            failures.append(error)
+    threads = [threading.Thread(target=work, args=(case,)) for case in cases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
 def test_outputs_of_either_kind(packed):
     wanted = cqsa.attention(*packed)
     arrays = [x.numpy() for x in packed]

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <thread>
 
-#include "device_problem.h"
+#include "enqueue_test.h"
 
 using namespace device_test;
 
@@ -43,31 +43,7 @@ class gate {
   };
 };
 
-struct device_memory {
-  void* data;
-  uint64_t bytes;
-  explicit device_memory(uint64_t size) : data(fake().alloc(size)), bytes(size) {}
-  ~device_memory() { fake().free(data); }
-};
-
-struct own_plan {
-  cqsa_plan* handle = nullptr;
-  uint64_t workspace = 0;
-  own_plan(cqsa_context* context, const cqsa_attention_params& p) {
-    const cqsa_status status = cqsa_attention_plan_create(context, &p, &handle);
-    INFO(cqsa_last_error());
-    REQUIRE(status == CQSA_OK);
-    REQUIRE(cqsa_workspace_query(handle, &workspace) == CQSA_OK);
-  }
-  ~own_plan() { cqsa_plan_destroy(handle); }
-};
-
 // ---- problems --------------------------------------------------------------------------------------------------------------------
-
-spec on_device(spec s = {}) {
-  s.q_device = s.kv_device = s.out_device = true;
-  return s;
-}
 
 spec random_spec(generator& r) {
   spec s;
@@ -83,11 +59,6 @@ spec random_spec(generator& r) {
   if (s.varlen) s.tail = between(r, 0, 3);
   if (s.paged) s.page_size = chance(r, 50) ? 5 : 16, s.nk = (s.nk + s.page_size - 1) / s.page_size * s.page_size;
   return on_device(s);
-}
-
-void clear_outputs(operands& o) {
-  for (array* a : {&o.out, &o.lse})
-    if (a->there()) a->fill(0xFF), a->upload_again();
 }
 
 bool untouched(array& a) {

@@ -13,7 +13,7 @@ from . import _ffi
 Progress = Callable[[int, int], Any]
 
 # Calls of at least this many floating-point operations (some 20 ms) are worth a thread that keeps Ctrl-C alive.
-_LONG_FLOPS = 1 << 32
+LONG_FLOPS = 1 << 32
 
 
 def run(start: Callable[[], int], args: _ffi.AttentionArgs, progress: Optional[Progress], flops: int) -> None:
@@ -23,7 +23,7 @@ def run(start: Callable[[], int], args: _ffi.AttentionArgs, progress: Optional[P
     """
     if progress is not None:
         _run_with_progress(start, args, progress)
-    elif flops >= _LONG_FLOPS and _on_main_thread():
+    elif flops >= LONG_FLOPS and _on_main_thread():
         _run_beside(start, args)
     else:
         status = start()

@@ -11,6 +11,7 @@ from ._errors import ERROR_DEVICE, ERROR_DTYPE, ERROR_INVALID_ARGUMENT, error_fo
 from ._views import CODES, CPU, View
 
 _codes: Dict[Any, Tuple[int, int]] = {}  # torch.dtype -> code, bytes
+tensor_type: Any = None  # torch.Tensor itself, once a tensor has come
 
 
 def module() -> Optional[Any]:
@@ -25,7 +26,9 @@ def is_tensor(value: Any) -> bool:
 
 def view(tensor: Any, name: str) -> View:
     """The memory of a strided tensor. One that autograd would have to follow is refused."""
+    global tensor_type
     torch = sys.modules["torch"]
+    tensor_type = torch.Tensor
     if tensor.requires_grad and torch.is_grad_enabled():
         raise error_for(ERROR_INVALID_ARGUMENT, f"{name} requires grad, which attention() does not follow: "
                         "give detach()ed tensors or call it under torch.no_grad()")
@@ -110,8 +113,13 @@ def empty_like(tensor: Any, shape: Tuple[int, ...], code: Optional[int]) -> Any:
     return torch.empty(shape, dtype=dtype, device=tensor.device)
 
 
+def increment_of(torch: Any) -> Any:
+    """What counts the writes of a tensor; None in a torch that has no such function."""
+    return getattr(getattr(torch.autograd, "graph", None), "increment_version", None)
+
+
 def was_written(tensor: Any) -> None:
     """Tells autograd, which may have saved the tensor for a backward pass."""
-    increment = getattr(getattr(sys.modules["torch"].autograd, "graph", None), "increment_version", None)
+    increment = increment_of(sys.modules["torch"])
     if increment is not None and not tensor.is_inference():
         increment(tensor)

@@ -255,6 +255,15 @@ class Records:
         self._keep.append(view)
         return address
 
+    def views(self) -> List[View]:
+        return [kept for kept in self._keep if type(kept) is View]
+
+    def release(self) -> Any:
+        """Lets go of the memory that the records describe. Their own, or None when it is in several pieces."""
+        pieces = len(self._keep) - len(self.views())
+        self._keep = self._keep if pieces else []
+        return None if pieces else self._chunk
+
     def _next_chunk(self, least: int) -> None:
         self._keep.append(self._chunk)
         self._chunk = (ctypes.c_char * max(_CHUNK, least))()

@@ -70,11 +70,25 @@ constexpr operand_name operand_names[] = {
 
 }  // namespace
 
+const cqsa_pointer_info* pointer_answers::find(uintptr_t address) const {
+  for (int i = 0; i < count_; ++i)
+    if (address - known_[i].start < known_[i].bytes) return &known_[i];
+  return nullptr;
+}
+
+cqsa_status pointer_answers::ask(const cqsa_context& context, uintptr_t address, const char* name, cqsa_pointer_info& out) {
+  if (const cqsa_pointer_info* known = find(address)) return out = *known, CQSA_OK;
+  out = {};
+  CQSA_TRY(query_pointer(context, reinterpret_cast<const void*>(address), name, out));
+  if (out.bytes > 0 && count_ < most) known_[count_++] = out;
+  return CQSA_OK;
+}
+
 // Memory declared pinned that is not is only slower: a copy from or to it has read or written it when it returns.
-cqsa_status check_pointer(const cqsa_context& context, const cqsa_tensor& t, const char* name) {
+cqsa_status check_pointer(const cqsa_context& context, const cqsa_tensor& t, const char* name, pointer_answers& answers) {
   if (context.backend->pointer_query == nullptr || is_empty(t)) return CQSA_OK;
-  cqsa_pointer_info found{};
-  CQSA_TRY(query_pointer(context, reinterpret_cast<const void*>(address_of(t)), name, found));
+  cqsa_pointer_info found;
+  CQSA_TRY(answers.ask(context, address_of(t), name, found));
   if (found.kind == CQSA_POINTER_MANAGED) return CQSA_OK;
   const bool here = found.kind == CQSA_POINTER_DEVICE && found.device == context.device_index;
   const bool fits = t.device_type == context.backend->device_type ? here : found.kind != CQSA_POINTER_DEVICE;
@@ -83,11 +97,12 @@ cqsa_status check_pointer(const cqsa_context& context, const cqsa_tensor& t, con
 
 cqsa_status check_pointers(const cqsa_context& context, const cqsa_attention_args& args) {
   if (context.backend->pointer_query == nullptr) return CQSA_OK;
+  pointer_answers answers;
   for (const operand_name& o : operand_names)
-    if (const cqsa_tensor* t = args.*o.tensor) CQSA_TRY(check_pointer(context, *t, o.name));
+    if (const cqsa_tensor* t = args.*o.tensor) CQSA_TRY(check_pointer(context, *t, o.name, answers));
   if (args.workspace == nullptr) return CQSA_OK;
-  cqsa_pointer_info found{};
-  CQSA_TRY(query_pointer(context, args.workspace, "args->workspace", found));
+  cqsa_pointer_info found;
+  CQSA_TRY(answers.ask(context, reinterpret_cast<uintptr_t>(args.workspace), "args->workspace", found));
   if (found.kind == CQSA_POINTER_MANAGED || (found.kind == CQSA_POINTER_DEVICE && found.device == context.device_index))
     return CQSA_OK;
   return fail(CQSA_ERROR_WORKSPACE, "args->workspace is not memory of %s device %d", context.backend->name, context.device_index);

@@ -9,8 +9,22 @@ namespace cqsa {
 // every call asks; never touches the stream.
 cqsa_status query_stream(const cqsa_context&, void* stream, bool& capturing_out);
 
+// What the driver says of addresses. One allocation is one kind of memory, so it is asked once for all operands in it: frameworks
+// cut their tensors out of few large ones. For the time of a call: by the next one the memory may have been given back, and the
+// address be something else.
+class pointer_answers {
+ public:
+  cqsa_status ask(const cqsa_context&, uintptr_t address, const char* name, cqsa_pointer_info& out);
+
+ private:
+  const cqsa_pointer_info* find(uintptr_t address) const;
+  static constexpr int most = 4;
+  cqsa_pointer_info known_[most];
+  int count_ = 0;
+};
+
 // Whether the pointer is the kind of memory that its tensor says. Not asked on host backends.
-cqsa_status check_pointer(const cqsa_context&, const cqsa_tensor&, const char* name);
+cqsa_status check_pointer(const cqsa_context&, const cqsa_tensor&, const char* name, pointer_answers&);
 cqsa_status check_pointers(const cqsa_context&, const cqsa_attention_args&);
 
 // DIRECT with every operand on the device.

@@ -20,7 +20,8 @@ struct side {
   const char* lse_name;
 };
 
-cqsa_status check_operand(const cqsa_context& context, const cqsa_tensor* tensor, const char* name, int min_ndim, int max_ndim) {
+cqsa_status check_operand(const cqsa_context& context, const cqsa_tensor* tensor, const char* name, int min_ndim, int max_ndim,
+                          pointer_answers& answers) {
   const cqsa_backend_v1& backend = *context.backend;
   byte_extent extent;
   CQSA_TRY(check_tensor(tensor, name, min_ndim, max_ndim, &extent));
@@ -32,14 +33,14 @@ cqsa_status check_operand(const cqsa_context& context, const cqsa_tensor* tensor
   if (context.is_host()) return CQSA_OK;
   if (tensor->device_id != context.device_index)
     return fail(CQSA_ERROR_DEVICE, "%s is on device %d, the context is for device %d", name, tensor->device_id, context.device_index);
-  return check_pointer(context, *tensor, name);
+  return check_pointer(context, *tensor, name, answers);
 }
 
 // Shapes of every side equal those of `like`.
-cqsa_status check_side(const cqsa_context& context, const side& s, const cqsa_tensor* like) {
-  CQSA_TRY(check_operand(context, s.out, s.out_name, 2, 5));
+cqsa_status check_side(const cqsa_context& context, const side& s, const cqsa_tensor* like, pointer_answers& answers) {
+  CQSA_TRY(check_operand(context, s.out, s.out_name, 2, 5, answers));
   if (like) CQSA_TRY(check_shape(*s.out, s.out_name, like->shape, like->ndim));
-  CQSA_TRY(check_operand(context, s.lse, s.lse_name, s.out->ndim - 1, s.out->ndim - 1));
+  CQSA_TRY(check_operand(context, s.lse, s.lse_name, s.out->ndim - 1, s.out->ndim - 1, answers));
   return check_shape(*s.lse, s.lse_name, s.out->shape, s.out->ndim - 1);
 }
 
@@ -94,9 +95,10 @@ cqsa_status merge(const cqsa_context& context, const cqsa_attention_merge_args* 
   const side a{args.out_a, args.lse_a, "args->out_a", "args->lse_a"};
   const side b{args.out_b, args.lse_b, "args->out_b", "args->lse_b"};
   const side out{args.out, args.lse, "args->out", "args->lse"};
-  CQSA_TRY(check_side(context, a, nullptr));
-  CQSA_TRY(check_side(context, b, args.out_a));
-  CQSA_TRY(check_side(context, out, args.out_a));
+  pointer_answers answers;
+  CQSA_TRY(check_side(context, a, nullptr, answers));
+  CQSA_TRY(check_side(context, b, args.out_a, answers));
+  CQSA_TRY(check_side(context, out, args.out_a, answers));
   CQSA_TRY(check_output(*args.out, out.out_name, a, b));
   CQSA_TRY(check_output(*args.lse, out.lse_name, a, b));
   CQSA_TRY(check_no_overlap(*args.out, "args->out", *args.lse, "args->lse"));

@@ -144,6 +144,7 @@ std::string hardware_to_json(const hardware_model&);
 }  // namespace cqsa
 
 struct cqsa_plan {
+  uint64_t number = 0;              // of one that runs: no other plan of this process has it, but copies
   cqsa_context* context = nullptr;  // a counted reference; nullptr: planned for a machine that is not here
   cqsa::attention_problem problem;
   cqsa::hardware_model hardware;
