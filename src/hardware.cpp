@@ -148,12 +148,18 @@ void nominal(const cqsa_context& context, hardware_model& model) {
 
 }  // namespace
 
+// Kernels are written for two blocks on each unit, so that one computes while the other loads.
+double parallel_blocks_of(const cqsa_device_properties& properties) {
+  return properties.compute_units > 1 ? 2.0 * properties.compute_units : 0;
+}
+
 cqsa_status add_capacities(const cqsa_context& context, hardware_model& model) {
   cqsa_device_properties properties{};
   CQSA_TRY(context.backend->device_properties(context.device_index, &properties));
   std::snprintf(model.name, sizeof model.name, "%s", properties.name);
   (model.host ? model.host_bytes : model.device_bytes) = model.host ? properties.total_bytes : properties.free_bytes;
   model.device_total_bytes = model.host ? 0 : properties.total_bytes;
+  if (!model.host) model.parallel_blocks = parallel_blocks_of(properties);
   return CQSA_OK;
 }
 
@@ -242,6 +248,7 @@ std::string hardware_to_json(const hardware_model& m) {
       .add("host_copy", m.host_copy)
       .add("device_copy", m.device_copy)
       .add("launch_seconds", m.launch_seconds)
+      .add("parallel_blocks", m.parallel_blocks)
       .text();
 }
 
@@ -336,10 +343,11 @@ class hardware_reader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   hardware_model& m_;
-  const field fields_[11] = {{"flops_64", &m_.flops_64, nullptr},       {"flops_128", &m_.flops_128, nullptr},
+  const field fields_[12] = {{"flops_64", &m_.flops_64, nullptr},       {"flops_128", &m_.flops_128, nullptr},
                             {"copy_in", &m_.copy_in, nullptr},         {"copy_out", &m_.copy_out, nullptr},
                             {"host_copy", &m_.host_copy, nullptr},     {"device_copy", &m_.device_copy, nullptr},
-                            {"launch_seconds", &m_.launch_seconds, nullptr}, {"device_bytes", nullptr, &m_.device_bytes},
+                            {"launch_seconds", &m_.launch_seconds, nullptr}, {"parallel_blocks", &m_.parallel_blocks, nullptr},
+                            {"device_bytes", nullptr, &m_.device_bytes},
                             {"device_total_bytes", nullptr, &m_.device_total_bytes},
                             {"host_bytes", nullptr, &m_.host_bytes},     {"workers", nullptr, nullptr}};
   std::string key_;

@@ -210,6 +210,36 @@ TEST_CASE("plans for a card that is not here") {
   }
 }
 
+// 132 multiprocessors with two blocks each; rates as measured.
+TEST_CASE("a plan fills the device it is for") {
+  const std::string rates = R"({"backend":"cuda","pinned":true,"device_bytes":150e9,"workers":16,"flops_64":3.27e13,"flops_128":3.27e13,
+      "copy_in":5.5e10,"copy_out":5.5e10,"host_copy":8e9,"launch_seconds":5e-6)";
+  cqsa_attention_params p = self_attention(1 << 20);
+  p.dtype_q = p.dtype_kv = p.dtype_out = CQSA_DTYPE_F16;
+  p.causal = CQSA_CAUSAL_TOP_LEFT;
+  p.max_device_bytes = uint64_t{512} << 20;
+  for (const int64_t rows : {int64_t{1} << 20, int64_t{234468}})
+    for (const int32_t place : {CQSA_MEMORY_PINNED, CQSA_MEMORY_HOST}) {
+      p.seqlen_q = rows;
+      p.memory_q = p.memory_kv = p.memory_out = place;
+      owned_plan plan;
+      REQUIRE(cqsa_attention_plan_create_for((rates + ",\"parallel_blocks\":264}").c_str(), &p, &plan.plan) == CQSA_OK);
+      const cqsa_plan_info i = plan.info();
+      const int64_t blocks = (i.tile_q + 127) / 128 * plan.plan->choice.group_heads;
+      INFO(i.tile_q << " x " << i.tile_k << ", heads " << plan.plan->choice.group_heads << ", " << i.in_flight << " buffers, "
+                    << i.peak_device_bytes << " bytes, " << static_cast<double>(i.flops) / i.seconds * 1e-12 << " TFLOP/s, blocks " << blocks);
+      std::printf("  %lld rows: %lld x %lld, heads %lld, %d buffers, %.1f MiB, %.3f of the resident time\n", static_cast<long long>(rows), static_cast<long long>(i.tile_q),
+                  static_cast<long long>(i.tile_k), static_cast<long long>(plan.plan->choice.group_heads), i.in_flight,
+                  static_cast<double>(i.peak_device_bytes) / 1048576.0, i.seconds / (i.flops / 3.27e13));
+      CHECK(i.in_flight == 2);
+      CHECK(blocks >= 8 * 264);
+      CHECK(i.seconds <= 1.03 * i.flops / 3.27e13);
+      owned_plan unknown;
+      REQUIRE(cqsa_attention_plan_create_for((rates + "}").c_str(), &p, &unknown.plan) == CQSA_OK);
+      CHECK(unknown.info().seconds <= i.seconds);
+    }
+}
+
 TEST_CASE("hardware files that are not what they should be") {
   const cqsa_attention_params p = self_attention(1000);
   const struct { const char* json; const char* word; } cases[] = {

@@ -197,6 +197,14 @@ class mapping {
   mapping(const mapping&) = delete;
   void* data() const { return data_; }
   bool equals(const std::vector<char>& other) const { return std::memcmp(data_, other.data(), size_) == 0; }
+  float distance(const std::vector<char>& other) const {
+    float most = 0;
+    for (size_t i = 0; i < size_ / 4; ++i) {
+      const float d = std::fabs(static_cast<const float*>(data_)[i] - reinterpret_cast<const float*>(other.data())[i]);
+      most = d <= most ? most : d;  // a NaN too
+    }
+    return most;
+  }
   void drop() const { madvise(data_, size_, MADV_DONTNEED); }
   // Resident bytes, by the kernel.
   uint64_t resident() const {
@@ -262,7 +270,8 @@ TEST_CASE("operands in mapped files give the same bits, and their pages stay wit
         if (schedule == CQSA_SCHEDULE_CQS) p.cqs_c = 7, p.cqs_itr = 1;
         configure();
         o.out.fill(0xFF);
-        run_on(context, o, p);
+        cqsa_plan_info unmapped;
+        run_on(context, o, p, &unmapped);
         const std::vector<char> wanted = o.out.memory();
         o.out.fill(0xFF);
         mapped_operands m(o);
@@ -286,7 +295,9 @@ TEST_CASE("operands in mapped files give the same bits, and their pages stay wit
           const cqsa_status status = cqsa_attention_execute(plan, &args, nullptr);
           INFO(cqsa_last_error());
           REQUIRE(status == CQSA_OK);
-          CHECK(m.out.equals(wanted));
+          // Fewer threads may make another plan of CQS the better one, with other leaf tiles.
+          if (info.tasks == unmapped.tasks) CHECK(m.out.equals(wanted));
+          else CHECK((schedule == CQSA_SCHEDULE_CQS && m.out.distance(wanted) < 1e-5f));
           CHECK(done.peak_host_bytes <= info.peak_host_bytes);
           if (host) CHECK(info.peak_host_bytes <= host);
           CHECK(m.most <= info.peak_host_bytes);
@@ -296,6 +307,53 @@ TEST_CASE("operands in mapped files give the same bits, and their pages stay wit
         cqsa_context_destroy(context);
       }
     }
+}
+
+// Pages of the operands that are touched tell what was copied. The device has two buffers for windows of 1 MiB, and is busy; the
+// ring has 16 slots of 512 KiB, which are to be filled all the same, by eight threads.
+TEST_CASE("slots are filled behind the device's buffers", "[streaming]") {
+  constexpr uint64_t wanted = uint64_t{8} << 20;  // what is in the buffers, and was, is 4 MiB
+  spec s = long_spec();
+  s.nq = 1024;  // so much is moved that the ring is worth pinning
+  operands o = make(s, 8);
+  const mapping k(o.k.memory()), v(o.v.memory());
+  cqsa_tensor tk = *o.k.tensor(), tv = *o.v.tensor();
+  tk.data = k.data(), tv.data = v.data();
+  struct watch {
+    const mapping &k, &v;
+    int64_t calls = 0;
+    int threads = 0;
+    uint64_t touched = 0;
+    static int32_t progress(void* self, int64_t, int64_t) {
+      auto& w = *static_cast<watch*>(self);
+      if (++w.calls < 3) return 0;  // two leaves are launched
+      for (int i = 0; i < 500 && w.touched < wanted; ++i) {
+        w.touched = w.k.resident() + w.v.resident();
+        w.threads = std::max(w.threads, io_threads());
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      return 1;
+    }
+  };
+  cqsa_context* context = context_with(8);
+  cqsa_attention_params p = long_params(context, o);
+  p.tile_k = 2048;
+  fake_config config{};
+  config.leaf_us = 20000;
+  configure(config);
+  k.drop(), v.drop();
+  watch seen{k, v};
+  cqsa_attention_args args = o.args();
+  args.k = &tk, args.v = &tv;
+  args.progress = watch::progress;
+  args.progress_user = &seen;
+  REQUIRE(cqsa_attention(context, &p, &args, nullptr) == CQSA_ERROR_CANCELLED);
+  CHECK(seen.touched >= wanted);
+  CHECK(seen.threads == 8);
+  CHECK(std::string(stats().error).empty());
+  CHECK(stats().live_allocations == 0);
+  CHECK(stats().live_objects == 0);
+  cqsa_context_destroy(context);
 }
 
 TEST_CASE("what is called mapped and is not, is refused", "[streaming]") {

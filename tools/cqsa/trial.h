@@ -24,7 +24,7 @@ struct timing {
 struct trial_report {
   problem_line line;  // of this one run: what makes exactly it again
   std::string failure;  // "" or why it failed, in one sentence
-  bool skipped = false;  // nothing ran: the backend has no such schedule, which `failure` says, and the line does not insist
+  bool skipped = false;  // nothing ran: the backend has no such schedule (and the line does not insist), or no f64: `failure` says which
   std::string schedule, implementation;  // as planned
   uint64_t budget = 0, peak = 0;         // bytes of the memory that binds; budget 0: none
   check_report check;
@@ -44,6 +44,8 @@ class problem_trials {
   problem_trials(cqsa_context* context, const problem_line& line, int threads);
 
   const problem_spec& spec() const { return spec_; }
+  // False for a problem in f64 on a backend that has none.
+  bool computes_f64() const;
   // speed nullptr: not timed. Never throws for what the library does wrong; throws interrupted_error.
   trial_report run(const memory_choice& memory, const schedule_choice& schedule, const std::string& budget, const timing* speed);
 

@@ -2,6 +2,7 @@
 // device_footprint(): what a device run allocates and moves. Bytes are exact for batched problems and an upper bound where the
 // lengths are known at run time only.
 #include "ops/attention/device_layout.h"
+#include "ops/attention/io_lane.h"
 #include "ops/attention/positions.h"
 #include "ops/attention/window_cache.h"
 #include "tensor.h"
@@ -220,7 +221,7 @@ class staging_fitter {
   staging_fitter(const attention_problem& problem, const device_layout& layout, const footprint& cost, uint64_t lists,
                  const budget& limit, int32_t threads, bool pinned)
       : problem_(problem), in_(layout.in), back_(layout.back), cost_(cost), lists_(lists), limit_(limit), pinned_(pinned) {
-    most_threads_ = std::clamp(threads, 1, 8);
+    most_threads_ = std::clamp(threads, 1, problem.mapped() ? most_mapping_threads : most_copy_threads);
   }
 
   staging_choice fit() const {

@@ -11,8 +11,9 @@ template <class F>
 void device_session::for_events(F&& act) {
   for (device_event* list : {q_ready, q_free})
     for (int i = 0; i < 2; ++i) act(list[i]);
-  for (device_event* list : {window_ready, window_free, out_ready})
+  for (device_event* list : {window_free, out_ready})
     for (int i = 0; i < 3; ++i) act(list[i]);
+  for (device_event& event : window_ready) act(event);
   for (device_event& event : out_done) act(event);
   for (device_event& event : paced) act(event);
 }
@@ -133,8 +134,19 @@ cqsa_status device_session::open_lanes(const staging_choice& staging, char* memo
 // ---- order --------------------------------------------------------------------------------------------------------------------
 
 // Events are made at their first use: few runs need them all.
+cqsa_status device_session::make(device_event& event) {
+  return event.handle ? CQSA_OK : checked(backend_.event_create(context_.device, &event.handle), "creating an event");
+}
+
+cqsa_status device_session::wait_behind(int64_t calls, device_event& event) {
+  CQSA_TRY(make(event));
+  return in_.wait_behind(calls, event.handle);
+}
+
+cqsa_status device_session::launched(int64_t calls) { return in_.open_gates(calls); }
+
 cqsa_status device_session::record(device_event& event, stream_id stream) {
-  if (!event.handle) CQSA_TRY(checked(backend_.event_create(context_.device, &event.handle), "creating an event"));
+  CQSA_TRY(make(event));
   event.recorded = true;
   event.lane = lane_of(stream);
   if (!event.lane) return checked(backend_.event_record(context_.device, event.handle, streams_[stream]), "recording an event");

@@ -43,6 +43,10 @@ class device_session {
   cqsa_status record(device_event& event, stream_id stream);
   // Where a lane records the event, the calling thread first waits until that is in the stream.
   cqsa_status wait(stream_id stream, const device_event& event);
+  // The lane of stream_in waits for a record of the compute stream that is made when `calls` steps are launched.
+  cqsa_status wait_behind(int64_t calls, device_event& event);
+  cqsa_status launched(int64_t calls);
+  bool may_fetch(int64_t entries) { return in_.has_room(entries); }
   cqsa_status sync(const device_event& event);  // the host waits
   // Waits for all streams; the first failure is returned. What the lanes have not issued is theirs.
   cqsa_status drain();
@@ -74,12 +78,14 @@ class device_session {
 
   // Events of the schedules; which of them are used is theirs to say.
   static constexpr int out_events = 4;  // more than there are slots: the host may look at an older one
-  device_event q_ready[2], q_free[2], window_ready[3], window_free[3], out_ready[3], out_done[out_events];
+  static constexpr int fetched_events = 8;  // of windows that came and are not yet read
+  device_event q_ready[2], q_free[2], window_ready[fetched_events], window_free[3], out_ready[3], out_done[out_events];
   static constexpr int paced_events = 16;
   device_event paced[paced_events];  // of the last leaf calls, for a host that must not run too far ahead
 
  private:
   cqsa_status checked(cqsa_status status, const char* what) const;
+  cqsa_status make(device_event& event);
   cqsa_status allocate_device(uint64_t bytes, void* workspace);
   cqsa_status allocate_staging(const staging_choice& staging, uint64_t host_bytes, const budget& limit);
   cqsa_status find_pages(host_tile& tile, const io_lane& lane);

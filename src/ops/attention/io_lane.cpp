@@ -69,6 +69,26 @@ cqsa_status io_lane::wait(void* event) {
   return push(e);
 }
 
+cqsa_status io_lane::wait_behind(int64_t gate, void* event) {
+  entry e;
+  e.what = kind::wait;
+  e.event = event;
+  e.gate = gate;
+  return push(e);
+}
+
+cqsa_status io_lane::open_gates(int64_t up_to) {
+  hold lock(lock_);
+  gates_ = up_to;
+  pump(lock);
+  return failure();
+}
+
+bool io_lane::has_room(int64_t count) {
+  const hold lock(lock_);
+  return pushed_ - (inward() ? issued_ : done_) + count <= capacity;
+}
+
 cqsa_status io_lane::record(void* event) {
   entry e;
   e.what = kind::record;
@@ -248,6 +268,7 @@ void io_lane::next_entry() {
 bool io_lane::issue_next(hold& lock) {
   entry& e = at(issued_);
   if (e.what == kind::copy && !e.direct) return issue_piece(e, lock);
+  if (e.gate > gates_) return false;
   uint64_t bytes = 0;
   lock.unlock();
   cqsa_status status = CQSA_OK;

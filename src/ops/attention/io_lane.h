@@ -12,8 +12,10 @@
 
 namespace cqsa {
 
-inline constexpr int most_io_threads = 8;  // 4 MiB slots filled by 8 threads saturate a 55 GB/s link, more gain nothing
-inline constexpr int most_io_slots = 4 * most_io_threads;
+inline constexpr int most_copy_threads = 8;     // 4 MiB slots filled by 8 threads saturate a 55 GB/s link, more gain nothing ..
+inline constexpr int most_mapping_threads = 12;  // .. unless they map and unmap the pages of files too, a fifth of their time
+inline constexpr int most_io_threads = most_mapping_threads;
+inline constexpr int most_io_slots = 4 * most_copy_threads;
 
 struct io_ring {
   char* memory = nullptr;  // num_slots slots, `stride` bytes apart
@@ -38,6 +40,12 @@ class io_lane {
   cqsa_status copy(const host_tile& tile, int64_t begin, int64_t end, void* device);
   cqsa_status wait(void* event);    // the stream waits
   cqsa_status record(void* event);  // .. and records
+  // The stream waits for a record that will be made when gate number `gate` opens. Until then nothing behind it is issued, but
+  // the threads fill slots with it: the copies to the device have to wait, the host's half of the work does not.
+  cqsa_status wait_behind(int64_t gate, void* event);
+  cqsa_status open_gates(int64_t up_to);
+  // Whether so many more can be pushed at once. One who has closed gates before it must not wait for room: it opens them.
+  bool has_room(int64_t count);
 
   int64_t pushed() const { return pushed_; }
   // Until the first `count` of what was pushed are in the stream. The calling thread helps: without threads it does it all.
@@ -64,6 +72,7 @@ class io_lane {
     int64_t claimed = 0, issued = 0, left = 0;  // lines claimed up to, issued up to, and not yet done
     char* device = nullptr;
     void* event = nullptr;
+    int64_t gate = 0;
   };
   struct slot {
     void* event = nullptr;   // after the last copy from or into it
@@ -98,7 +107,7 @@ class io_lane {
   cqsa_status failure() const;
   cqsa_status checked(cqsa_status status, const char* what) const;
 
-  static constexpr int capacity = 64;
+  static constexpr int capacity = 96;
   const cqsa_context& context_;
   const cqsa_backend_v1& backend_;
   const direction way_;
@@ -112,6 +121,7 @@ class io_lane {
   entry entries_[capacity];        // a ring: [done_, pushed_) are alive
   int64_t pushed_ = 0, claiming_ = 0, issued_ = 0, done_ = 0;  // entries
   int64_t pieces_claimed_ = 0, pieces_issued_ = 0;
+  int64_t gates_ = 0;  // up to which they are open
   uint64_t waiting_bytes_ = 0;  // pushed and not claimed
   uint64_t bytes_ = 0;
   int idle_ = 0;

@@ -34,6 +34,7 @@ struct hardware_model {
   double host_copy = 0;         // bytes/s of a memcpy into staging
   double device_copy = 0;       // bytes/s read plus written in device memory; 0: 20 x copy_in
   double launch_seconds = 0;    // cost of one leaf call
+  double parallel_blocks = 0;   // leaf tiles that a device works on at once; 0: unknown, few are as good as many
   rates measured = rates::known;
   const hardware_model* previous = nullptr;  // an older model of the same context, which readers may still hold
 

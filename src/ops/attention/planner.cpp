@@ -3,6 +3,7 @@
 // one with the smallest peak. Deterministic: the same problem, machine and budget give the same plan.
 #include <cinttypes>
 #include <cmath>
+#include <numeric>
 
 #include "ops/attention/decompose.h"
 #include "ops/attention/host_blocks.h"
@@ -13,7 +14,8 @@ namespace cqsa {
 
 namespace {
 
-constexpr double tie = 1.02;              // candidates within 2 % of the fastest count as equally fast
+constexpr double tie = 1.02;              // candidates within 2 % of the fastest count as equally fast ..
+constexpr double tie_of_blocks = 1.005;   // .. 0.5 % where it is known how many blocks fill the device: there less memory means idle units
 constexpr int64_t most_cqs_tasks = 1000;  // deeper decompositions are made only on request
 constexpr int most_tiles = 16;
 constexpr cqsa_leaf_tile generic_tile{128, 128, 1.0};  // of a machine that is not here
@@ -70,6 +72,7 @@ class chooser {
   chooser(const attention_problem& problem, const hardware_model& machine, const cqsa_attention_impl* impl, const budget& limit,
           std::vector<candidate_note>* notes = nullptr)
       : problem_(problem), machine_(machine), impl_(impl), limit_(limit), notes_(notes) {
+    tie_ = !machine.host && machine.parallel_blocks > 0 ? tie_of_blocks : tie;
     num_tiles_ = impl ? impl->tiles(&leaf_, tiles_, most_tiles) : 0;
     if (num_tiles_ <= 0) tiles_[0] = generic_tile, num_tiles_ = 1;
   }
@@ -101,7 +104,7 @@ class chooser {
   bool offer(const schedule_choice& choice) {
     priced item{choice, {}, 0};
     item.cost = price(item.choice);
-    item.seconds = predicted_seconds(problem_, machine_, choice, item.cost);
+    item.seconds = predicted_seconds(problem_, machine_, item.choice, item.cost);  // with the staging that was decided
     const bool fits = limit_.admits(item.cost);
     if (!fits) refusals_.add(limit_, item.cost);
     const char* verdict = !fits ? "does not fit the budget" : only_shown_ ? "not needed: a plan without partial results fits" : "";
@@ -114,10 +117,24 @@ class chooser {
 
   static uint64_t peak(const footprint& cost) { return cost.device + cost.host + cost.pinned; }
 
+  // With two buffers a link that is slower than it was thought to be costs nothing, so where they are about as fast one is not taken.
+  int32_t least_buffers(double& fastest_out) const {
+    fastest_out = fastest_;
+    if (tie_ == tie) return 1;
+    double overlapped = HUGE_VAL;
+    for (const priced& item : items_)
+      if (item.choice.buffers > 1) overlapped = std::min(overlapped, item.seconds);
+    if (overlapped > fastest_ * tie) return 1;
+    fastest_out = overlapped;
+    return 2;
+  }
+
   const priced* pick() const {
     const priced* best = nullptr;
+    double fastest = 0;
+    const int32_t buffers = least_buffers(fastest);
     for (const priced& item : items_)
-      if (item.seconds <= fastest_ * tie && (!best || peak(item.cost) < peak(best->cost))) best = &item;
+      if (item.choice.buffers >= buffers && item.seconds <= fastest * tie_ && (!best || peak(item.cost) < peak(best->cost))) best = &item;
     return best;
   }
 
@@ -361,6 +378,15 @@ class chooser {
     return window >= all ? 0 : std::min(all, window * 4);
   }
 
+  // The most rows, `rows` at the most, whose blocks are a multiple of what the device works on at once; 0: there are none.
+  int64_t rows_in_whole_waves(const schedule_choice& choice, int64_t rows) const {
+    const auto at_once = static_cast<int64_t>(std::min(machine_.parallel_blocks, 1e9));
+    if (at_once < 1) return 0;
+    const int64_t lines = choice.group_batch * choice.group_heads * problem_.ratio();
+    const int64_t step = choice.leaf_tile_q * (at_once / std::gcd(at_once, lines));
+    return rows / step * step;
+  }
+
   // Fewer bytes move the more rows stay: go down from all of them until it is too slow to matter.
   void offer_query_tiles(schedule_choice choice, const cqsa_leaf_tile& tile) {
     const auto& p = problem_.p;
@@ -370,6 +396,8 @@ class chooser {
       choice.tile_q = rows;
       if (offer(choice) && items_.size() && items_.back().seconds > fastest_ * tie) break;
       if (p.tile_q || rows <= tile.tile_q) break;
+      choice.tile_q = rows_in_whole_waves(choice, rows);
+      if (choice.tile_q > 0 && choice.tile_q < rows) offer(choice);
       const int64_t half = rounded_up(rows / 2, tile.tile_q);
       rows = half < rows ? half : rows / 2;
     }
@@ -402,7 +430,7 @@ class chooser {
   int num_tiles_ = 0;
   bool staging_pinned_ = false;
   bool only_shown_ = false;  // candidates are priced for explain, but are not to be taken
-  double fastest_ = HUGE_VAL;
+  double tie_ = tie, fastest_ = HUGE_VAL;
   std::vector<priced> items_;
   least_budgets refusals_;
 };
@@ -430,6 +458,36 @@ double state_seconds(const attention_problem& problem, const hardware_model& mac
   return static_cast<double>(cost.tasks) * rows * 8.0 * static_cast<double>(problem.p.head_dim_v + 2) / machine.memory_rate();
 }
 
+// By how much longer `rows` rows of a group take than the same work in calls without end. The blocks of a call come in waves of as
+// many as the device works on at once: the last wave is as long as a full one while all blocks take the same time, and half of one
+// is lost when they have drifted apart; the truth is between the two.
+double stretch_of_rows(const attention_problem& problem, const hardware_model& machine, const schedule_choice& choice, int64_t rows) {
+  const int64_t tile = std::max<int64_t>(1, choice.leaf_tile_q);
+  const double lines = static_cast<double>(choice.group_batch * choice.group_heads * problem.ratio());
+  const double waves = static_cast<double>((rows + tile - 1) / tile) * lines / machine.parallel_blocks;
+  return waves > 0 ? (std::ceil(waves) + waves + 0.5) / (2 * waves) : 1;
+}
+
+// .. of all rows: those of the last query tile, which may have few, count with what they see.
+double stretch_of_blocks(const attention_problem& problem, const hardware_model& machine, const schedule_choice& choice) {
+  if (machine.host || machine.parallel_blocks <= 0) return 1;
+  const auto& p = problem.p;
+  const int64_t rows = std::clamp<int64_t>(choice.tile_q, 1, std::max<int64_t>(1, p.seqlen_q));
+  const double full = stretch_of_rows(problem, machine, choice, rows);
+  const int64_t last = p.seqlen_q % rows;
+  if (last == 0 || choice.schedule != CQSA_SCHEDULE_STREAM) return full;
+  const key_band band = key_band::of(p, p.seqlen_q, p.seqlen_k);
+  const double all = visible_pairs(band, p.seqlen_q, p.seqlen_k);
+  const double share = all > 0 ? 1 - visible_pairs(band, p.seqlen_q - last, p.seqlen_k) / all : 0;
+  return full + share * (stretch_of_rows(problem, machine, choice, last) - full);
+}
+
+// Slots are filled and emptied side by side, as many as there are: the lane runs ahead of the device's buffers.
+double staging_rate(const hardware_model& machine, const staging_choice& staging) {
+  const int32_t slots = staging.in_slots > 0 ? staging.in_slots : staging.back_slots;
+  return machine.host_copy * std::max(1, std::min(staging.threads, slots));
+}
+
 // Page faults, and the state that goes through memory between windows; the disk itself works ahead.
 double page_seconds(const attention_problem& problem, const schedule_choice& choice, const footprint& cost) {
   constexpr double rate = 4e9;  // bytes/s of mapping pages that are in memory, measured on a Zen 5
@@ -453,7 +511,8 @@ double block_balance(const attention_problem& problem, const schedule_choice& ch
 double predicted_seconds(const attention_problem& problem, const hardware_model& machine, const schedule_choice& choice,
                          const footprint& cost) {
   const double share = machine.host ? static_cast<double>(choice.workers) / machine.workers : 1.0;
-  const double compute = problem_flops(problem) / (machine.flops(problem.p.head_dim) * choice.leaf_efficiency * share);
+  const double stretch = stretch_of_blocks(problem, machine, choice);
+  const double compute = stretch * problem_flops(problem) / (machine.flops(problem.p.head_dim) * choice.leaf_efficiency * share);
   const double launches = static_cast<double>(cost.tasks) * machine.launch_seconds;
   if (machine.host) {
     if (in_windows(problem, choice)) return compute / block_balance(problem, choice) + launches + page_seconds(problem, choice, cost);
@@ -471,10 +530,12 @@ double predicted_seconds(const attention_problem& problem, const hardware_model&
   const double merged = choice.accumulator_on_host ? 3 * cost.bytes_out / machine.host_copy : 0;
   const auto is_staged = [](int32_t place) { return place == CQSA_MEMORY_HOST || place == CQSA_MEMORY_MAPPED; };
   const bool staged = is_staged(problem.p.memory_kv) || is_staged(problem.p.memory_q);
-  const double staging = staged ? (cost.bytes_in + cost.bytes_out) / (machine.host_copy * std::max(1, choice.staging.threads)) : 0;
+  const double staging = staged ? (cost.bytes_in + cost.bytes_out) / staging_rate(machine, choice.staging) : 0;
   const double pageable = choice.staging.pinned || cost.bytes_in == 0 ? 1.0 : 2.0;  // the driver stages once more
   const double transfer = pageable * std::max({in, out, staging});
-  return merged + (choice.buffers > 1 ? std::max(busy, transfer) + 0.02 * std::min(busy, transfer) : busy + transfer);
+  if (choice.buffers > 1) return merged + std::max(busy, transfer) + 0.02 * std::min(busy, transfer);
+  // With one buffer leaf calls and copies wait for each other, and each turn costs the device as much as a call.
+  return merged + busy + transfer + 2 * launches;
 }
 
 budget budget_of(const attention_problem& problem, const hardware_model& machine) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stream schedule on a device: query tiles stay while windows of keys pass by through a ring of buffers. Transfers run ahead
-// of the leaf calls as far as there are buffers: two walks over the same steps, one that pushes what a step needs into the lane
-// to the device, and one that launches it. Outputs leave in the other lane while the next tile is computed.
+// The stream schedule on a device: query tiles stay while windows of keys pass by through a ring of buffers. Two walks over the
+// same steps, one that pushes what a step needs into the lane to the device, and one that launches it. The first is ahead by as
+// many steps as fit the lane: copies to the device go as far as there are buffers, and behind them staging slots fill as far as
+// there are slots. Outputs leave in the other lane while the next tile is computed.
 #include <array>
 #include <chrono>
 
@@ -27,6 +28,7 @@ struct stream_step {
   tile_plan plan;
   int64_t window = -1;
   int buffer = 0;
+  bool fetched = false;           // something came for it, and its event says when
   int64_t begin = 0, length = 0;  // keys of the window
   bool first = false, last = false;  // of the tile
 };
@@ -75,9 +77,10 @@ class stream_runner {
   cqsa_status enter_tile();
   cqsa_status fetch_ahead();
   bool fetches(bool held) const;
-  bool may_fetch() const;
+  bool may_fetch();
   cqsa_status fetch_step();
   cqsa_status fetch_window(const stream_step& step, bool held);
+  cqsa_status wait_for_buffer(int buffer);
   bool slot_is_free(const tile_plan& plan) const;
   cqsa_status fetch_queries(const tile_plan& plan, int64_t& lines, int64_t end);
   cqsa_status fetch_share_of_next();
@@ -131,7 +134,8 @@ class stream_runner {
   int64_t last_use_[3] = {-1, -1, -1};  // of each buffer: step
 
   // Between the two: steps that are fetched and not launched.
-  static constexpr int most_steps = 4;
+  static constexpr int most_steps = device_session::fetched_events;
+  static constexpr int64_t most_entries = 16;  // of the lane, for one step
   stream_step steps_[most_steps];
   int64_t fetched_ = 0, launched_ = 0;  // steps
 
@@ -147,7 +151,8 @@ class stream_runner {
 cqsa_status stream_runner::run() {
   item_ = region_.item_begin;
   head_ = region_.head_begin;
-  cqsa_status status = run_steps();
+  cqsa_status status = session_.launched(0);
+  if (status == CQSA_OK) status = run_steps();
   while (status == CQSA_OK && pending_count_ > 0) status = finish_oldest();
   if (status == CQSA_OK) status = session_.drain();
   if (status != CQSA_OK) settle(status);
@@ -248,7 +253,7 @@ cqsa_status stream_runner::enter_tile() {
   return CQSA_OK;
 }
 
-// As far as slots and buffers reach: one is free again when the last call that reads it was launched.
+// As far as the lane has room. A slot for queries is free again when the last call that reads it was launched.
 cqsa_status stream_runner::fetch_ahead() {
   while (fetched_ - launched_ < most_steps) {
     if (!have_here_) CQSA_TRY(enter_tile());
@@ -271,11 +276,8 @@ bool stream_runner::fetches(bool held) const {
   return planes || (!held && (g_.kv_in || (g_.q_in && (here_.mask.data || here_.bias.data))));
 }
 
-bool stream_runner::may_fetch() const {
-  if (here_.first == here_.last) return true;
-  const int64_t id = id_of(here_, window_);
-  return !fetches(cache_.holds(id)) || last_use_[cache_.buffer_for(id)] < launched_;
-}
+// A full lane would keep the caller from launching what opens its gates; when nothing waits for a launch, none is closed.
+bool stream_runner::may_fetch() { return fetched_ == launched_ || session_.may_fetch(most_entries); }
 
 cqsa_status stream_runner::fetch_step() {
   stream_step& step = steps_[fetched_ % most_steps];
@@ -289,7 +291,8 @@ cqsa_status stream_runner::fetch_step() {
     step.buffer = cache_.buffer_for(id);
     step.begin = std::max(window_ * g_.keys, here_.group_keys.begin);
     step.length = std::min((window_ + 1) * g_.keys, here_.group_keys.end) - step.begin;
-    if (fetches(held)) CQSA_TRY(fetch_window(step, held));
+    step.fetched = fetches(held);
+    if (step.fetched) CQSA_TRY(fetch_window(step, held));
     cache_.use(id);
     last_use_[step.buffer] = fetched_;
   }
@@ -299,10 +302,17 @@ cqsa_status stream_runner::fetch_step() {
   return fetch_share_of_next();
 }
 
+// Until the last call that reads it has been launched, only the threads go on: gate n opens when n steps are.
+cqsa_status stream_runner::wait_for_buffer(int buffer) {
+  device_event& free = session_.window_free[buffer];
+  if (last_use_[buffer] < launched_) return session_.wait(stream_in, free);
+  return session_.wait_behind(last_use_[buffer] + 1, free);
+}
+
 cqsa_status stream_runner::fetch_window(const stream_step& step, bool held) {
   const tile_plan& t = step.plan;
   const device_window& to = session_.device.windows[step.buffer];
-  CQSA_TRY(session_.wait(stream_in, session_.window_free[step.buffer]));
+  CQSA_TRY(wait_for_buffer(step.buffer));
   if (g_.kv_in && !held) {
     CQSA_TRY(fetch_operand(step, t.k, p_.head_dim, to.k));
     CQSA_TRY(fetch_operand(step, t.v, p_.head_dim_v, to.v));
@@ -311,7 +321,7 @@ cqsa_status stream_runner::fetch_window(const stream_step& step, bool held) {
   }
   CQSA_TRY(fetch_plane(step, t.mask, p_.mask_broadcast, to.mask, held));
   CQSA_TRY(fetch_plane(step, t.bias, p_.bias_broadcast, to.bias, held));
-  return session_.record(session_.window_ready[step.buffer], stream_in);
+  return session_.record(session_.window_ready[fetched_ % most_steps], stream_in);
 }
 
 cqsa_status stream_runner::fetch_operand(const stream_step& step, const cqsa_view& operand, int64_t channels, void* to) {
@@ -419,7 +429,7 @@ cqsa_status stream_runner::launch_step() {
     CQSA_TRY(session_.wait(stream_compute, session_.out_done[(plan.number - g_.out_slots) % session_.out_events]));
   const int64_t calls = session_.leaf_calls();
   if (step.window >= 0) {
-    CQSA_TRY(session_.wait(stream_compute, session_.window_ready[step.buffer]));
+    if (step.fetched) CQSA_TRY(session_.wait(stream_compute, session_.window_ready[launched_ % most_steps]));
     view_step(step, leaf);
     CQSA_TRY(call_window(step, leaf));
     CQSA_TRY(session_.record(session_.window_free[step.buffer], stream_compute));
@@ -428,8 +438,7 @@ cqsa_status stream_runner::launch_step() {
   if (step.last && session_.leaf_calls() == calls) CQSA_TRY(finish_without_keys(step, leaf));
   CQSA_TRY(session_.record(session_.paced[launched_ % pacer::most], stream_compute));
   if (step.last) CQSA_TRY(leave(plan));
-  ++launched_;
-  return CQSA_OK;
+  return session_.launched(++launched_);
 }
 
 cqsa_status stream_runner::pace() {
