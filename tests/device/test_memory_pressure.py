@@ -15,7 +15,9 @@ import torch
 import cqsa
 
 TAKER = """
-import sys, torch
+import os, sys
+os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+import torch
 leave = int(sys.argv[1])
 torch.cuda.init()
 blocks, size = [], 8 << 30
@@ -24,7 +26,10 @@ while size >= 2 << 20:
     if free - leave < size:
         size //= 2
         continue
-    blocks.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    try:
+        blocks.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    except torch.OutOfMemoryError:  # torch takes small blocks from pieces of 20 MiB
+        size //= 2
 print("taken", torch.cuda.mem_get_info()[0], flush=True)
 sys.stdin.read()
 """
