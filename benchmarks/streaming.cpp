@@ -247,8 +247,11 @@ double staging_rate(cqsa_context* context, place where, double link) {
 
 constexpr int64_t heads = 8, dim = 64;
 double pairs_of(double rows) { return rows * (rows + 1) / 2; }
-// The queries that hold the first 5 % of a causal problem: those of the first 22 % of the tokens.
-int64_t first_rows() { return static_cast<int64_t>(std::sqrt(0.05) * static_cast<double>(opt.tokens)); }
+// The queries that hold the first 5 % of a causal problem, those of the first 22 % of the tokens, in whole tiles.
+int64_t first_rows(int64_t tile) {
+  const double rows = std::sqrt(0.05) * static_cast<double>(opt.tokens);
+  return std::min(opt.tokens, static_cast<int64_t>(std::ceil(rows / static_cast<double>(tile))) * tile);
+}
 
 double worst_error(const memory& q, const memory& k, const memory& v, const memory& o, int64_t rows, double& scale_out) {
   const auto row_of = [](const memory& m, int64_t head, int64_t row) {
@@ -331,27 +334,38 @@ void warm_up(cqsa_context* context) {
   }
 }
 
-// All keys, and the queries of the first 5 % of the work: a run from its first byte to its last, since a run that is stopped says
-// which tiles have left it, not what the device was doing meanwhile.
+// The plan of the whole, and of that the queries of the first 5 % of the work with the same tiles: a run from its first byte to its
+// last, since a run that is stopped says which tiles have left it, not what the device was doing meanwhile.
 void long_sequence(cqsa_context* context, place where, double& resident) {
-  const int64_t rows = first_rows();
-  const auto bytes = static_cast<uint64_t>(heads * opt.tokens * dim * 2), some = static_cast<uint64_t>(heads * rows * dim * 2);
-  memory q(where, some), k(where, bytes), v(where, bytes), o(where, some);
-  fill(q.data, static_cast<int64_t>(some / 2), 1, 4);
+  const auto bytes = static_cast<uint64_t>(heads * opt.tokens * dim * 2);
+  memory q(where, bytes), k(where, bytes), v(where, bytes), o(where, bytes);
+  fill(q.data, static_cast<int64_t>(bytes / 2), 1, 4);
   fill(k.data, static_cast<int64_t>(bytes / 2), uint64_t{1} << 40, 1);
   fill(v.data, static_cast<int64_t>(bytes / 2), uint64_t{2} << 40, 1);
-  in_parallel(static_cast<int64_t>(some), [&](int64_t begin, int64_t end) { std::memset(static_cast<char*>(o.data) + begin, 0xFF, static_cast<size_t>(end - begin)); });
-  tensor tq(q.data, where, heads, rows), tk(k.data, where, heads, opt.tokens), tv(v.data, where, heads, opt.tokens), to(o.data, where, heads, rows);
+  in_parallel(static_cast<int64_t>(bytes), [&](int64_t begin, int64_t end) { std::memset(static_cast<char*>(o.data) + begin, 0xFF, static_cast<size_t>(end - begin)); });
+  tensor tq(q.data, where, heads, opt.tokens), tk(k.data, where, heads, opt.tokens), tv(v.data, where, heads, opt.tokens), to(o.data, where, heads, opt.tokens);
   cqsa_attention_args args = CQSA_ATTENTION_ARGS_INIT;
   args.q = &tq.view, args.k = &tk.view, args.v = &tv.view, args.out = &to.view;
   cqsa_attention_params p = CQSA_ATTENTION_PARAMS_INIT;
   must(cqsa_attention_params_of(context, &args, &p), "params");
   p.causal = CQSA_CAUSAL_TOP_LEFT;
   p.max_device_bytes = static_cast<uint64_t>(opt.budget);
-  cqsa_plan* plan = nullptr;
-  must(cqsa_attention_plan_create(context, &p, &plan), "plan");
-  cqsa_plan_info planned = CQSA_PLAN_INFO_INIT;
-  must(cqsa_plan_describe(plan, &planned), "describe");
+  const auto planned_for = [&](cqsa_plan*& plan) {
+    must(cqsa_attention_plan_create(context, &p, &plan), "plan");
+    cqsa_plan_info info = CQSA_PLAN_INFO_INIT;
+    must(cqsa_plan_describe(plan, &info), "describe");
+    return info;
+  };
+  cqsa_plan *whole = nullptr, *plan = nullptr;
+  cqsa_plan_info planned = planned_for(whole);
+  const double predicted = planned.seconds;
+  cqsa_plan_destroy(whole);
+  p.tile_q = planned.tile_q;
+  p.tile_k = planned.tile_k;
+  const int64_t rows = p.seqlen_q = tq.shape[2] = to.shape[2] = first_rows(planned.tile_q);
+  int64_t strides[4] = {heads * opt.tokens * dim, opt.tokens * dim, dim, 1};
+  tq.view.strides = to.view.strides = strides;
+  planned = planned_for(plan);
   char line[1024] = "";
   must(cqsa_plan_line(plan, nullptr, line, sizeof line, nullptr), "line");
   cqsa_run_info info = CQSA_RUN_INFO_INIT;
@@ -370,12 +384,12 @@ void long_sequence(cqsa_context* context, place where, double& resident) {
   const double error = worst_error(q, k, v, o, rows, largest);
   std::printf("  %-8s %7.2f TFLOP/s, %.3f of the resident time; %.2f s; tiles %lld x %lld, %d buffers, %lld calls\n"
               "           device %.1f MiB planned, %.1f used, %.1f seen from outside, budget %.0f; pinned %.1f; %.1f GB in; error %.2e of %.2e\n"
-              "           %s\n",
+              "           %s\n           the whole: predicted %.1f s\n",
               name_of(where), rate * 1e-12, resident / rate, best, static_cast<long long>(planned.tile_q), static_cast<long long>(planned.tile_k),
               planned.in_flight, static_cast<long long>(info.tasks), static_cast<double>(planned.peak_device_bytes) / 1048576.0,
               static_cast<double>(info.peak_device_bytes) / 1048576.0, static_cast<double>(seen) / 1048576.0,
               static_cast<double>(opt.budget) / 1048576.0, static_cast<double>(info.peak_pinned_bytes) / 1048576.0,
-              static_cast<double>(info.bytes_in) * 1e-9, error, largest, line);
+              static_cast<double>(info.bytes_in) * 1e-9, error, largest, line, predicted);
   std::fflush(stdout);
   cqsa_plan_destroy(plan);
 }

@@ -175,6 +175,16 @@ def test_every_kind_of_wrong_run_is_seen(run, wrong, words):
     run(*arguments, env={**environment, "CQSA_WRONG": "nothing"})
 
 
+@pytest.mark.skipif(not os.environ.get("CQSA_WRONG_EXECUTE"), reason="no library to load before the library was built")
+def test_a_backend_without_f64_fails_no_problem_in_f64(run):
+    environment = {**os.environ, "LD_PRELOAD": os.environ["CQSA_WRONG_EXECUTE"], "CQSA_WRONG": "no f64"}
+    problems = ("--problem", "seqlen=20 dtype=f64 schedule=direct", "--problem", "seqlen=20 dtype=f64 schedule=all", "--problem", "seqlen=20")
+    done = run("parity", *problems, "--backend", "cpu", "--json", env=environment)
+    *trials, summary = json_lines(done.stdout)[1:]
+    assert summary["failures"] == 0 and summary["skipped"] > 1 and summary["runs"] >= 1
+    assert all(bool(t.get("skipped")) == ("f64" in t["problem"]) for t in trials)
+
+
 @pytest.mark.skipif(not os.environ.get("CQSA_TEST_PLUGIN_DIR"), reason="no fake device was built")
 def test_a_device_backend(run):
     environment = {**os.environ, "CQSA_BACKEND_PATH": os.environ["CQSA_TEST_PLUGIN_DIR"]}
