@@ -244,7 +244,8 @@ int main(int argc, char** argv) {
     else return std::fprintf(stderr, "bench_cpu_paths [--threads N] [--max-tokens N] [--seconds S] [--tiles]\n"), 2;
   }
   bench b(o);
-  b.peak = fma_peak(o.threads, 1.0);
+  // On a shared machine one measurement can fall into somebody else's work.
+  for (int i = 0; i < 3; ++i) b.peak = std::max(b.peak, fma_peak(o.threads, 0.7));
   std::printf("FMA peak, %d threads, %s: %.1f GFLOP/s\n", o.threads, fma_peak_isa(), b.peak * 1e-9);
   if (o.tiles) b.tiles();
   else b.paths();
