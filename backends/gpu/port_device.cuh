@@ -43,7 +43,6 @@ CQSA_DEVICE int thread_index() { return int(threadIdx.x); }
 CQSA_DEVICE int block_threads() { return int(blockDim.x); }
 CQSA_DEVICE int64_t block_index_x() { return blockIdx.x; }
 CQSA_DEVICE int64_t block_index_y() { return blockIdx.y; }
-CQSA_DEVICE int64_t block_index_z() { return blockIdx.z; }
 CQSA_DEVICE int64_t grid_size_x() { return gridDim.x; }
 
 // All threads of the block.
@@ -82,16 +81,13 @@ CQSA_DEVICE uint16_t f32_to_f16(float value) { return __half_as_ushort(__float2h
 
 // Shared or global memory; the old value.
 CQSA_DEVICE uint32_t atomic_or(uint32_t* to, uint32_t bits) { return atomicOr(to, bits); }
-CQSA_DEVICE int32_t atomic_add(int32_t* to, int32_t value) { return atomicAdd(to, value); }
 
 CQSA_DEVICE float fma_f32(float a, float b, float c) { return fmaf(a, b, c); }
 CQSA_DEVICE float exp_f32(float x) { return expf(x); }
-CQSA_DEVICE float log_f32(float x) { return logf(x); }
 CQSA_DEVICE double log_f64(double x) { return log(x); }
 CQSA_DEVICE double exp_f64(double x) { return exp(x); }
 CQSA_DEVICE float tanh_f32(float x) { return tanhf(x); }
 CQSA_DEVICE float max_f32(float a, float b) { return fmaxf(a, b); }
-CQSA_DEVICE float min_f32(float a, float b) { return fminf(a, b); }
 CQSA_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
 CQSA_DEVICE float float_of(uint32_t x) { return __uint_as_float(x); }
 

@@ -13,6 +13,7 @@ import unittest
 
 ROOT = pathlib.Path(sys.argv[1])
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "gpu")]
+import check_hip_objects
 import check_sources
 import ptxas_report
 
@@ -26,6 +27,11 @@ ptxas info    : Compiling entry function '{kernel}' for '{code}'
 ptxas info    : Function properties for {kernel}
     {stack} bytes stack frame, {spill} bytes spill stores, {spill} bytes spill loads
 ptxas info    : Used {registers} registers, used 1 barriers, 376 bytes cmem[0]
+"""
+HIP_LOG = """# source backends/gpu/{kernel}.cu, code {chip}, lanes 64
+a.cu:4:1: remark: Function Name: {kernel} [-Rpass-analysis=kernel-resource-usage]
+a.cu:4:1: remark:     VGPRs: 20 [-Rpass-analysis=kernel-resource-usage]
+a.cu:4:1: remark:     {field}: {spill} [-Rpass-analysis=kernel-resource-usage]
 """
 # Above .target sm_70.
 LDMATRIX = """.version 6.5
@@ -114,6 +120,51 @@ class Registers(unittest.TestCase):
 
     def test_nothing_built(self):
         self.assertEqual(self.report(logs=[])[0], 1)
+
+
+class HipObjects(unittest.TestCase):
+    GOOD = [{}, {"chip": "gfx1100"}, {"kernel": "j"}, {"kernel": "j", "chip": "gfx1100"}]
+
+    def check(self, objects, sources=("k", "j")):
+        """The objects of kernels, each with its log and a list of them, beside the sources of kernels."""
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            gpu = folder / "backends" / "gpu"
+            gpu.mkdir(parents=True)
+            for kernel in sources:
+                (gpu / f"{kernel}.cu").write_text(f"CQSA_KERNEL(256, {kernel}, params) {{ }}\n")
+            names = []
+            for values in objects:
+                values = dict(dict(kernel="k", chip="gfx90a", machine=224, field="VGPRs Spill", spill=0, descriptor=values.get("kernel", "k")), **values)
+                names.append("{kernel}.{chip}.co".format(**values))
+                head = b"\x7fELF" + bytes(14) + values["machine"].to_bytes(2, "little")
+                (folder / names[-1]).write_bytes(head + values["descriptor"].encode() + b".kd")
+                (folder / (names[-1] + ".log")).write_text(values.get("log", HIP_LOG.format(**values)))
+            (folder / "objects.txt").write_text("\n".join(names))
+            return status_of(check_hip_objects, folder, folder)
+
+    def refused(self, words, *objects):
+        status, said = self.check(objects)
+        self.assertEqual(status, 1, said)
+        self.assertIn(words, said)
+
+    def test_complete(self):
+        status, said = self.check(self.GOOD)
+        self.assertEqual(status, 0, said)
+
+    def test_missing_kernel(self):
+        self.refused("j is not there for gfx1100", *self.GOOD[:3])
+        self.refused("j is not there for gfx90a", *self.GOOD[:2])
+        self.refused("no descriptor of k", {"descriptor": "j"}, *self.GOOD[1:])
+        self.refused("k.gfx90a.co has no kernel", {"log": "# source a.cu, code gfx90a, lanes 64\n"}, *self.GOOD[1:])
+        self.assertEqual(self.check([])[0], 1)
+
+    def test_other_code(self):
+        self.refused("not AMD code", {"machine": 190}, *self.GOOD[1:])
+
+    def test_spills(self):
+        self.refused("k spills 1 VGPRs, allowed are 0", {"spill": check_hip_objects.MOST_SPILLS + 1}, *self.GOOD[1:])
+        self.refused("nothing is said of what k spills", {"field": "SGPRs Spill"}, *self.GOOD[1:])
 
 
 class Sources(unittest.TestCase):

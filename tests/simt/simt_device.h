@@ -87,7 +87,6 @@ CQSA_DEVICE int thread_index() { return simt::here->index; }
 CQSA_DEVICE int block_threads() { return simt::here->block_threads; }
 CQSA_DEVICE int64_t block_index_x() { return simt::here->block[0]; }
 CQSA_DEVICE int64_t block_index_y() { return simt::here->block[1]; }
-CQSA_DEVICE int64_t block_index_z() { return simt::here->block[2]; }
 CQSA_DEVICE int64_t grid_size_x() { return simt::here->grid[0]; }
 
 CQSA_DEVICE void barrier(CQSA_SIMT_SITE) { simt::block_barrier(simt_file, simt_line); }
@@ -115,16 +114,13 @@ float f16_to_f32(uint16_t bits);
 uint16_t f32_to_f16(float value);
 
 CQSA_DEVICE uint32_t atomic_or(uint32_t* to, uint32_t bits) { return __atomic_fetch_or(to, bits, __ATOMIC_RELAXED); }
-CQSA_DEVICE int32_t atomic_add(int32_t* to, int32_t value) { return __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
 
 CQSA_DEVICE float fma_f32(float a, float b, float c) { return std::fma(a, b, c); }
 CQSA_DEVICE float exp_f32(float x) { return std::exp(x); }
-CQSA_DEVICE float log_f32(float x) { return std::log(x); }
 CQSA_DEVICE double log_f64(double x) { return std::log(x); }
 CQSA_DEVICE double exp_f64(double x) { return std::exp(x); }
 CQSA_DEVICE float tanh_f32(float x) { return std::tanh(x); }
 CQSA_DEVICE float max_f32(float a, float b) { return std::fmax(a, b); }
-CQSA_DEVICE float min_f32(float a, float b) { return std::fmin(a, b); }
 CQSA_DEVICE uint32_t bits_of(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);

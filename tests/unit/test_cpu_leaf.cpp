@@ -162,7 +162,7 @@ TEST_CASE("cpu: exp and tanh are good to 2 ulp", "[cpu]") {
   }
 }
 
-TEST_CASE("cpu: the rules of section 8", "[cpu]") {
+TEST_CASE("cpu: what causality, windows and huge logits do", "[cpu]") {
   SECTION("more queries than keys, bottom right: the first rows are empty") {
     problem p = plain(1, 2, 1, 9, 4, 8, 8);
     p.leaf.causal = CQSA_CAUSAL_BOTTOM_RIGHT;
@@ -202,6 +202,9 @@ TEST_CASE("cpu: the rules of section 8", "[cpu]") {
       REQUIRE(std::isfinite(bias.out.read(0, 0, 0, 0)));
     }
   }
+}
+
+TEST_CASE("cpu: what is hidden is not looked at", "[cpu]") {
   SECTION("hidden keys and values may be NaN, at the edge of the causal triangle too") {
     for (cqsa_dtype type : {CQSA_DTYPE_F32, CQSA_DTYPE_BF16}) {
       problem clean = plain(1, 2, 1, 70, 70, 16, 16, type), dirty = plain(1, 2, 1, 70, 70, 16, 16, type);
@@ -262,6 +265,9 @@ TEST_CASE("cpu: the rules of section 8", "[cpu]") {
     check(p);
     REQUIRE(std::isfinite(p.out.read(0, 0, 0, 0)));
   }
+}
+
+TEST_CASE("cpu: shapes, offsets and types at their ends", "[cpu]") {
   SECTION("no keys, no queries, no batch") {
     problem p = plain(2, 2, 2, 3, 0, 8, 8);
     check(p);

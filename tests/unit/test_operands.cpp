@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // src/ops/attention/operands.cpp: every refusal of operands with its status and the numbers in its sentence, params from
 // tensors, and the views of what is accepted.
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
-
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -15,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "check_fails.h"
 #include "ops/attention/problem.h"
 
 namespace {
@@ -22,7 +17,6 @@ namespace {
 using namespace cqsa;
 using params = cqsa_attention_params;
 using sizes = std::vector<int64_t>;
-using parts = std::vector<const char*>;
 
 constexpr auto invalid = CQSA_ERROR_INVALID_ARGUMENT;
 
@@ -37,17 +31,6 @@ cqsa_backend_v1 backend_of(const char* name, uint32_t flags, int32_t device_type
 }
 const cqsa_backend_v1 cpu = backend_of("cpu", CQSA_BACKEND_HOST, CQSA_DEVICE_CPU, 0);
 const cqsa_backend_v1 cuda = backend_of("cuda", 0, CQSA_DEVICE_CUDA, CQSA_DEVICE_CUDA_HOST);
-
-// The status, and a sentence that has all the parts.
-void check_fails(cqsa_status got, cqsa_status wanted, const parts& wanted_parts) {
-  const std::string text = last_error_text();
-  INFO("message: " << text);
-  CHECK(got == wanted);
-  for (const char* part : wanted_parts) {
-    INFO("part: " << part);
-    CHECK(text.find(part) != std::string::npos);
-  }
-}
 
 // A tensor that owns shape, strides and data, the data filled with zero bytes.
 struct box {

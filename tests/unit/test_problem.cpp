@@ -1,39 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // src/ops/attention/problem.cpp: every refusal of params with its status and the numbers in its sentence, and what is filled
 // in.
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
-
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "check_fails.h"
 #include "ops/attention/problem.h"
 
 namespace {
 
 using namespace cqsa;
 using params = cqsa_attention_params;
-using parts = std::vector<const char*>;
 
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 constexpr double infinity = std::numeric_limits<double>::infinity();
-
-// The status, and a sentence that has all the parts.
-void check_fails(cqsa_status got, cqsa_status wanted, const parts& wanted_parts) {
-  const std::string text = last_error_text();
-  INFO("message: " << text);
-  CHECK(got == wanted);
-  for (const char* part : wanted_parts) {
-    INFO("part: " << part);
-    CHECK(text.find(part) != std::string::npos);
-  }
-}
 
 params batched_params() {
   params p = CQSA_ATTENTION_PARAMS_INIT;

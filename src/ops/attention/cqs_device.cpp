@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "ops/attention/device_run.h"
-#include "tensor.h"
 
 namespace cqsa {
 namespace {
@@ -34,7 +33,6 @@ class cqs_runner {
   cqsa_status bring_plane(const cqsa_view& plane, uint32_t bits, void* to);
   void view_task(const device_window& at, cqsa_attention_leaf& leaf) const;
   cqsa_view view_of(const cqsa_view& operand, int64_t heads, int64_t channels, bool in, bool by_list, void* at) const;
-  cqsa_view view_of_plane(const cqsa_view& plane, uint32_t bits, void* at) const;
   cqsa_status call_task(int64_t blocks, cqsa_attention_leaf& leaf);
   cqsa_status call_blocks(int64_t blocks, const cqsa_attention_leaf& leaf);
   cqsa_status merge_oldest();
@@ -47,7 +45,6 @@ class cqs_runner {
   cqsa_status store_rows(int64_t first, int64_t rows, int64_t slot);
   cqsa_attention_leaf blank_leaf() const;
 
-  int64_t scale_groups(const cqsa_view& scale, int64_t bytes) const { return scale.data ? bytes / dtype_bytes(scale.dtype) : 0; }
   bool has_planes() const { return g_.q_in && (mask_.data || bias_.data); }
   bool gathers() const { return g_.gathers_q() || g_.gathers_kv() || has_planes(); }  // something comes for each task
   int64_t lines() const { return group_.items * group_.q_heads; }
@@ -158,15 +155,12 @@ cqsa_status cqs_runner::bring_keys(int64_t rows, bool by_list, const device_wind
 
 cqsa_status cqs_runner::bring_plane(const cqsa_view& plane, uint32_t bits, void* to) {
   if (!plane.data) return CQSA_OK;
-  const bool query = !(bits & CQSA_BROADCAST_QUERY), key = !(bits & CQSA_BROADCAST_KEY);
-  host_tile tile = tile_of(plane, {broadcast_extent(bits, CQSA_BROADCAST_BATCH, group_.items),
-                                   broadcast_extent(bits, CQSA_BROADCAST_HEAD, group_.q_heads), query ? rows_ : 1, key ? rows_ : 1},
-                           p_.memory_q);
+  host_tile tile = plane_tile(plane, bits, group_, rows_, rows_, p_.memory_q);
   index_map list;
   list.segments = session_.host.segments[0];
   list.num_segments = segments_;
-  if (query) tile.rows = list;
-  if (key) tile.columns = list;
+  if (!(bits & CQSA_BROADCAST_QUERY)) tile.rows = list;
+  if (!(bits & CQSA_BROADCAST_KEY)) tile.columns = list;
   return session_.fetch(tile, to);
 }
 
@@ -198,14 +192,6 @@ cqsa_view cqs_runner::view_of(const cqsa_view& operand, int64_t heads, int64_t c
   return compact_view(at, operand.dtype, {group_.items, heads, by_list ? rows_ : seqlen_, channels});
 }
 
-cqsa_view cqs_runner::view_of_plane(const cqsa_view& plane, uint32_t bits, void* at) const {
-  if (!plane.data || !g_.q_in) return plane;
-  return compact_view(at, plane.dtype, {broadcast_extent(bits, CQSA_BROADCAST_BATCH, group_.items),
-                                        broadcast_extent(bits, CQSA_BROADCAST_HEAD, group_.q_heads),
-                                        broadcast_extent(bits, CQSA_BROADCAST_QUERY, rows_),
-                                        broadcast_extent(bits, CQSA_BROADCAST_KEY, rows_)});
-}
-
 void cqs_runner::view_task(const device_window& at, cqsa_attention_leaf& leaf) const {
   const bool by_list = g_.gathers_kv();
   leaf.q = view_of(q_, group_.q_heads, p_.head_dim, g_.q_in, g_.gathers_q(), at.q);
@@ -215,8 +201,8 @@ void cqs_runner::view_task(const device_window& at, cqsa_attention_leaf& leaf) c
   const int64_t v_groups = scale_groups(v_scale_, run_.problem.v_scale_row_bytes());
   if (k_groups) leaf.k_scale = view_of(k_scale_, group_.heads, k_groups, g_.kv_in, by_list, at.k_scale);
   if (v_groups) leaf.v_scale = view_of(v_scale_, group_.heads, v_groups, g_.kv_in, by_list, at.v_scale);
-  leaf.mask = view_of_plane(mask_, p_.mask_broadcast, at.mask);
-  leaf.bias = view_of_plane(bias_, p_.bias_broadcast, at.bias);
+  leaf.mask = mask_.data && g_.q_in ? plane_view(mask_, p_.mask_broadcast, group_, rows_, rows_, at.mask) : mask_;
+  leaf.bias = bias_.data && g_.q_in ? plane_view(bias_, p_.bias_broadcast, group_, rows_, rows_, at.bias) : bias_;
 }
 
 // ---- tasks -----------------------------------------------------------------------------------------------------------------------------

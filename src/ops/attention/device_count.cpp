@@ -10,8 +10,6 @@
 namespace cqsa {
 namespace {
 
-int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Bytes of a key with its scales, of one key head.
 int64_t key_bytes(const attention_problem& problem) {
   return problem.k_row_bytes() + problem.v_row_bytes() + problem.k_scale_row_bytes() + problem.v_scale_row_bytes();

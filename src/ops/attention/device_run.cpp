@@ -34,6 +34,28 @@ host_tile tile_of(const cqsa_view& operand, const int64_t (&extent)[4], int32_t 
   return tile;
 }
 
+namespace {
+
+struct plane_size {
+  int64_t extent[4];
+};
+plane_size size_of_plane(uint32_t broadcast, const device_group& group, int64_t rows, int64_t keys) {
+  return {{broadcast_extent(broadcast, CQSA_BROADCAST_BATCH, group.items), broadcast_extent(broadcast, CQSA_BROADCAST_HEAD, group.q_heads),
+           broadcast_extent(broadcast, CQSA_BROADCAST_QUERY, rows), broadcast_extent(broadcast, CQSA_BROADCAST_KEY, keys)}};
+}
+
+}  // namespace
+
+host_tile plane_tile(const cqsa_view& plane, uint32_t broadcast, const device_group& group, int64_t rows, int64_t keys, int32_t place) {
+  return tile_of(plane, size_of_plane(broadcast, group, rows, keys).extent, place);
+}
+
+cqsa_view plane_view(const cqsa_view& plane, uint32_t broadcast, const device_group& group, int64_t rows, int64_t keys, void* data) {
+  return compact_view(data, plane.dtype, size_of_plane(broadcast, group, rows, keys).extent);
+}
+
+int64_t scale_groups(const cqsa_view& scale, int64_t bytes) { return scale.data ? bytes / dtype_bytes(scale.dtype) : 0; }
+
 cqsa_view unread_view(const cqsa_view& like, void* somewhere) {
   cqsa_view view = like;
   if (view.data) view.data = somewhere;

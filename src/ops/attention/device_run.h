@@ -93,6 +93,11 @@ cqsa_view moved(cqsa_view view, int64_t axis0, int64_t axis1, int64_t axis2, int
 cqsa_view compact_view(void* data, cqsa_dtype dtype, const int64_t (&extent)[4]);
 // `place`: CQSA_MEMORY_* of the operand.
 host_tile tile_of(const cqsa_view& operand, const int64_t (&extent)[4], int32_t place);
+// A mask or a bias for `rows` queries and `keys` keys of a group: its tile in host memory, and a view of what was fetched of it.
+host_tile plane_tile(const cqsa_view& plane, uint32_t broadcast, const device_group&, int64_t rows, int64_t keys, int32_t place);
+cqsa_view plane_view(const cqsa_view& plane, uint32_t broadcast, const device_group&, int64_t rows, int64_t keys, void* data);
+// Scales of a key, of which there are `bytes`; 0: none.
+int64_t scale_groups(const cqsa_view& scale, int64_t bytes);
 // An operand that no rectangle of the call reads.
 cqsa_view unread_view(const cqsa_view& like, void* somewhere);
 

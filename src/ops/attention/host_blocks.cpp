@@ -13,8 +13,6 @@ namespace cqsa {
 
 namespace {
 
-int64_t divided_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
-
 struct block_sizes {
   int64_t heads, rows, keys;  // key heads, query rows, keys of a window
 };

@@ -8,6 +8,9 @@
 
 namespace cqsa {
 
+// Tiles of `step` that hold `value` rows.
+inline int64_t divided_up(int64_t value, int64_t step) { return (value + step - 1) / step; }
+
 struct key_range {
   int64_t begin, end;  // [begin, end); empty when begin >= end
   int64_t length() const { return std::max<int64_t>(0, end - begin); }

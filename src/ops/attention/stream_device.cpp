@@ -8,7 +8,6 @@
 
 #include "ops/attention/device_run.h"
 #include "ops/attention/window_cache.h"
-#include "tensor.h"
 
 namespace cqsa {
 namespace {
@@ -52,8 +51,6 @@ class pacer {
   clock::time_point last_ = clock::now();
   int64_t depth_ = 4;
 };
-
-using extents = std::array<int64_t, 4>;
 
 class stream_runner {
  public:
@@ -107,12 +104,6 @@ class stream_runner {
   // Windows of different groups are different.
   static int64_t id_of(const tile_plan& plan, int64_t window) { return (plan.group << 40) + window; }
   int64_t lines_of(const tile_plan& plan) const { return plan.tile.group.items * plan.tile.group.q_heads * plan.tile.rows; }
-  static int64_t scale_groups(const cqsa_view& scale, int64_t bytes) { return scale.data ? bytes / dtype_bytes(scale.dtype) : 0; }
-  extents plane_extent(const stream_step& step, uint32_t bits) const {
-    const device_group& group = step.plan.tile.group;
-    return {broadcast_extent(bits, CQSA_BROADCAST_BATCH, group.items), broadcast_extent(bits, CQSA_BROADCAST_HEAD, group.q_heads),
-            broadcast_extent(bits, CQSA_BROADCAST_QUERY, step.plan.tile.rows), broadcast_extent(bits, CQSA_BROADCAST_KEY, step.length)};
-  }
 
   device_run& run_;
   const device_geometry& g_;
@@ -337,8 +328,7 @@ cqsa_status stream_runner::fetch_operand(const stream_step& step, const cqsa_vie
 
 cqsa_status stream_runner::fetch_plane(const stream_step& step, const cqsa_view& plane, uint32_t bits, void* to, bool held) {
   if (!plane.data || !g_.q_in || (held && (bits & CQSA_BROADCAST_QUERY))) return CQSA_OK;
-  const extents e = plane_extent(step, bits);
-  host_tile tile = tile_of(plane, {e[0], e[1], e[2], e[3]}, p_.memory_q);
+  host_tile tile = plane_tile(plane, bits, step.plan.tile.group, step.plan.tile.rows, step.length, p_.memory_q);
   tile.rows.first = bits & CQSA_BROADCAST_QUERY ? 0 : step.plan.tile.q;
   tile.columns.first = bits & CQSA_BROADCAST_KEY ? 0 : step.begin;
   return session_.fetch(tile, to);
@@ -380,8 +370,7 @@ cqsa_view stream_runner::view_of_keys(const stream_step& step, const cqsa_view& 
 
 cqsa_view stream_runner::view_of_plane(const stream_step& step, const cqsa_view& plane, uint32_t bits, void* at) const {
   if (!plane.data || !g_.q_in) return moved(plane, 0, 0, step.plan.tile.q, step.begin);
-  const extents e = plane_extent(step, bits);
-  return compact_view(at, plane.dtype, {e[0], e[1], e[2], e[3]});
+  return plane_view(plane, bits, step.plan.tile.group, step.plan.tile.rows, step.length, at);
 }
 
 void stream_runner::view_step(const stream_step& step, cqsa_attention_leaf& leaf) const {
