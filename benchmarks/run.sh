@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds and runs every benchmark; prints the tables of benchmarks/results. On a quiet machine, please.
+# Builds the benchmarks and runs those of the C library on the CPU; prints two tables of benchmarks/results, cpu-attention and out-of-core.
+# The others say at their top how to run them: xeon.sh, torch_sdpa.py, python_overhead.py, gpu_leaf.cu, streaming.cpp, host_cost.cpp.
+# On a quiet machine, please.
 #   benchmarks/run.sh [--quick]
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -210,7 +210,8 @@ typedef int32_t (*cqsa_progress_fn)(void *user, int64_t done, int64_t total);
 
 /* Runs task(data, i) once for each i in [0, num_tasks), in any order, at once or one after the other, and returns 0 when all
  * have ended. A task never waits for another one. Lets an engine lend its own threads. Runs on a device start I/O threads of
- * their own all the same, up to 8 each way, since those wait for the device; num_threads = 1 forbids them. */
+ * their own all the same, up to 8 each way (12 for operands in mapped files), since those wait for the device; num_threads = 1
+ * forbids them. */
 typedef int32_t (*cqsa_parallel_for_fn)(void *user, int64_t num_tasks, void (*task)(void *data, int64_t index), void *data);
 
 /* ================================================================================================================
@@ -493,7 +494,8 @@ typedef struct cqsa_attention_args {
   cqsa_run_info *info; /* NULL, or filled with what the run did */
   /* NULL, or the path of a file that keeps how far the run has come, so that the same call after a crash, a kill or a cancel
    * goes on from there: finished tiles are not computed again, and the outputs get the bits of a run that was never stopped.
-   * Schedules direct and stream; out and lse must lie in MAP_SHARED mappings of files, which the caller keeps.
+   * Schedules direct and stream; out and lse must lie in MAP_SHARED mappings of files, which the caller keeps. Schedule CQS, and
+   * a direct run whose operands are all on the device, refuse a checkpoint: CQSA_ERROR_UNSUPPORTED.
    * The file is replaced atomically, after the outputs it vouches for are on disk, as often as costs 2 % of the time; it
    * is removed when the run is complete. A file of other params, plan, inputs or outputs: CQSA_ERROR_CHECKPOINT. Inputs are
    * compared by samples, those in device memory not at all. */
@@ -581,7 +583,9 @@ typedef struct cqsa_plan_info {
   uint64_t bytes_in;        /* copied to the device */
   uint64_t bytes_out;       /* copied back */
   double flops;             /* 2 * (head_dim + head_dim_v) * pairs of query and key that causality and window leave */
-  double seconds;           /* predicted from measured rates */
+  double seconds;           /* predicted from the rates that the plan was made by: on the CPU backend measured at the first call; those
+                               of a device are nominal until cqsa_context_hardware() has measured it in this process, and until then
+                               this compares plans and tells no time */
   int32_t place_q;   /* CQSA_MEMORY_*: where the operands are while the kernels work */
   int32_t place_kv;
   int32_t place_acc; /* where the f32 accumulator lives */
@@ -624,7 +628,8 @@ CQSA_API cqsa_status cqsa_workspace_query(const cqsa_plan *plan, uint64_t *bytes
 CQSA_API cqsa_status cqsa_workspace_init(const cqsa_plan *plan, void *workspace, uint64_t bytes);
 
 /* Runs a plan on operands that match its params, on `stream`: queued, or blocking (see the top of this section). Errors: those of
- * args (1 to 11), OUT_OF_* with the bytes, CANCELLED, CALLBACK, RUNTIME, IO, CHECKPOINT, CAPTURE_UNSAFE.
+ * args (1 to 11), UNSUPPORTED (a plan for a machine that is not here, a checkpoint that this run cannot keep), OUT_OF_* with the
+ * bytes, CANCELLED, CALLBACK, RUNTIME, IO, CHECKPOINT, CAPTURE_UNSAFE.
  * Thread class: const (plan), each run with its own workspace. Since 0.1. */
 CQSA_API cqsa_status cqsa_attention_execute(const cqsa_plan *plan, const cqsa_attention_args *args, void *stream);
 
