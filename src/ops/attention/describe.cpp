@@ -223,8 +223,7 @@ cqsa_status explain_plan(const cqsa_plan& plan, std::string& out) {
   if (plan.context) {
     const cqsa_attention_impl* impl = nullptr;
     std::string declined;
-    const bool whole = plan.choice.schedule == CQSA_SCHEDULE_DIRECT && plan.problem.on_device();  // one leaf call
-    const bool state = needs_state(plan.problem, plan.hardware) && !whole;
+    const bool state = needs_state(plan.problem, plan.hardware) && !is_one_launch(plan.problem, plan.choice);
     CQSA_TRY(choose_implementation(*plan.context->backend, plan.problem, state, impl, &declined));
     out += "implementation: " + std::string(impl->name) + " (" + impl->requirement + ")\n" + declined;
   }

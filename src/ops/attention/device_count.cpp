@@ -273,7 +273,6 @@ class staging_fitter {
 footprint device_footprint(const attention_problem& problem, const cqsa_attention_impl* impl, const budget& limit, int32_t threads,
                            schedule_choice& choice) {
   const device_geometry g = geometry_of(problem, choice);
-  if (g.whole) return whole_footprint(shape_of_leaf(problem), impl, choice);
   arena device, staging, host;
   device_layout layout;
   layout.carve(problem, impl, choice, g, device);

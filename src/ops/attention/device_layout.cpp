@@ -41,7 +41,6 @@ device_geometry geometry_of(const attention_problem& problem, const schedule_cho
   g.q_in = p.memory_q != CQSA_MEMORY_DEVICE;
   g.kv_in = p.memory_kv != CQSA_MEMORY_DEVICE;
   g.out_back = p.memory_out != CQSA_MEMORY_DEVICE;
-  g.whole = direct && !g.q_in && !g.kv_in && !g.out_back;
   g.cqs = choice.schedule == CQSA_SCHEDULE_CQS;
   g.by_item = problem.varlen() || problem.paged() || problem.has(CQSA_ATTENTION_SEQUSED_K);
   g.items = g.by_item ? 1 : direct ? p.batch : limited(choice.group_batch, p.batch);
@@ -52,7 +51,7 @@ device_geometry geometry_of(const attention_problem& problem, const schedule_cho
   g.buffers = std::clamp(choice.buffers, 1, 3);
   g.q_slots = g.out_slots = std::min<int64_t>(g.buffers, 2);
   g.rects = problem.paged() ? g.keys / p.page_size + 2 : 1;
-  g.carries = !g.whole && (p.seqlen_k > g.keys || (problem.paged() && !g.kv_in && g.keys > 1));
+  g.carries = p.seqlen_k > g.keys || (problem.paged() && !g.kv_in && g.keys > 1);
   if (!g.cqs) return g;
   g.shape = {p.seqlen_q, choice.c, choice.itr, choice.chunk_alignment};
   g.resident = choice.operands_resident;
@@ -202,7 +201,7 @@ uint64_t leaf_workspace(const attention_problem& problem, const cqsa_attention_i
   leaf.tile_q = choice.leaf_tile_q;
   leaf.tile_k = choice.leaf_tile_k;
   leaf.batch_invariant = problem.batch_invariant();
-  uint64_t most = g.whole ? impl->workspace(&leaf, choice.workers) : 0;
+  uint64_t most = 0;
   leaf.cu_seqlens_q = leaf.cu_seqlens_k = leaf.seqused_k = nullptr;
   leaf.page_table = nullptr;
   leaf.batch = g.items;
@@ -226,11 +225,8 @@ void device_layout::carve(const attention_problem& problem, const cqsa_attention
   *this = {};
   header = memory.take_bytes(workspace_header_bytes);
   carver c{*this, problem, g, memory};
-  if (!g.whole) c.small();
-  if (g.cqs)
-    c.cqs();
-  else if (!g.whole)
-    c.stream();
+  c.small();
+  g.cqs ? c.cqs() : c.stream();
   leaf_bytes = leaf_workspace(problem, impl, choice, g);
   leaf = memory.take_bytes(leaf_bytes);
 }
@@ -264,7 +260,7 @@ void device_host_layout::carve(const attention_problem& problem, const device_ge
     if (problem.varlen()) cu_seqlens_q = memory.take<int64_t>(p.batch + 1);
     if (problem.varlen() && !problem.paged()) cu_seqlens_k = memory.take<int64_t>(p.batch + 1);
     if (problem.has(CQSA_ATTENTION_SEQUSED_K)) seqused_k = memory.take<int64_t>(p.batch);
-    if (problem.paged() && !g.whole) pages = memory.take<int32_t>(p.seqlen_k / p.page_size + 1);
+    if (problem.paged()) pages = memory.take<int32_t>(p.seqlen_k / p.page_size + 1);
   }
   if (!g.cqs) return;
   for (int i = 0; i < 2; ++i) {

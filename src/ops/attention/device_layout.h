@@ -9,9 +9,8 @@
 
 namespace cqsa {
 
-// The choice made concrete.
+// The choice made concrete. Not for one leaf call on operands that are all on the device: that is enqueued, and moves nothing.
 struct device_geometry {
-  bool whole;             // DIRECT with every operand on the device: one leaf call, nothing moves
   bool cqs;
   bool carries;           // stream: a row's state passes from one leaf call to the next
   bool q_in, kv_in;       // q (with mask, bias and the small operands), k and v (with their scales) come from host memory

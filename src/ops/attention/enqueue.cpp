@@ -111,7 +111,7 @@ cqsa_status check_pointers(const cqsa_context& context, const cqsa_attention_arg
 // ---- the run ----------------------------------------------------------------------------------------------------------------
 
 bool enqueues(const cqsa_plan& plan) {
-  return !plan.hardware.host && plan.choice.schedule == CQSA_SCHEDULE_DIRECT && plan.problem.on_device();
+  return !plan.hardware.host && is_one_launch(plan.problem, plan.choice);
 }
 
 cqsa_status check_capture(const cqsa_plan& plan, const cqsa_attention_args& args) {

@@ -108,6 +108,10 @@ budget budget_of(const attention_problem&, const hardware_model&);
 
 // Of one leaf call on what is on the device already, whose leaf (without data) is at hand.
 footprint whole_footprint(const cqsa_attention_leaf&, const cqsa_attention_impl* impl, const schedule_choice&);
+// One leaf call on operands that are all on the device, priced by whole_footprint(). On a host backend nothing is on a device.
+inline bool is_one_launch(const attention_problem& problem, const schedule_choice& choice) {
+  return choice.schedule == CQSA_SCHEDULE_DIRECT && problem.on_device();
+}
 
 // Why a candidate is not the plan; text is made only for explain.
 struct candidate_note {

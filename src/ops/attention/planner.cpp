@@ -96,8 +96,7 @@ class chooser {
   // Also decides the staging of a choice that needs some.
   footprint price(schedule_choice& choice) const {
     if (machine_.host) return host_footprint(problem_, impl_, choice);
-    const bool whole = choice.schedule == CQSA_SCHEDULE_DIRECT && problem_.on_device();
-    return whole ? whole_footprint(leaf_, impl_, choice) : device_footprint(problem_, impl_, limit_, machine_.workers, choice);
+    return is_one_launch(problem_, choice) ? whole_footprint(leaf_, impl_, choice) : device_footprint(problem_, impl_, limit_, machine_.workers, choice);
   }
 
   // Prices a candidate. Returns whether it fits.
