@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rate.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
@@ -16,6 +17,8 @@ namespace {
 
 constexpr double enough_seconds = 0.03;
 constexpr int most_runs = 10;
+// Less than the 32 MiB that cqsa.h promises: a device rounds allocations up.
+constexpr int64_t most_bytes = int64_t{28} << 20;
 
 // What the measurement holds; given back on every way out.
 class trial {
@@ -54,18 +57,22 @@ class trial {
   cqsa_attention_leaf leaf_ = {};
 };
 
-// Four tiles of 64 query rows for each multiprocessor, so that none is idle.
+// Four tiles of 64 query rows for each multiprocessor, so that none is idle. All heads read the same queries and keys; each
+// writes results of its own, and their memory is what limits the heads on a large device or with a large head_dim.
 void trial::describe_problem(int64_t head_dim) {
   const int64_t units = device_of(handle_).facts.compute_units;
   leaf_.struct_size = sizeof leaf_;
   leaf_.batch = 1;
-  leaf_.num_heads = leaf_.num_kv_heads = units / 4 > 4 ? units / 4 : 4;
+  leaf_.num_kv_heads = 1;
   leaf_.head_dim = head_dim;
   leaf_.head_dim_v = head_dim < 512 ? head_dim : 512;
   leaf_.seqlen_q = 1024;
-  leaf_.seqlen_k = 2048;
+  leaf_.seqlen_k = head_dim <= 64 ? 4096 : 2048;  // a millisecond on an H200
   leaf_.softmax_scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
   leaf_.window_left = leaf_.window_right = -1;
+  const int64_t shared = 4 * (leaf_.seqlen_q * leaf_.head_dim + leaf_.seqlen_k * (leaf_.head_dim + leaf_.head_dim_v));
+  const int64_t most_heads = (most_bytes - shared) / (4 * leaf_.seqlen_q * leaf_.head_dim_v);
+  leaf_.num_heads = std::min(std::max<int64_t>(units / 4, 4), most_heads);
 }
 
 // One allocation. Its pattern is a small positive number in f32, f16 and bf16; a NaN would be computed another way.
@@ -73,18 +80,18 @@ cqsa_status trial::place_operands(cqsa_dtype dtype) {
   constexpr unsigned pattern = 0x3c003c00;
   struct operand {
     cqsa_view* view;
-    int64_t rows, channels;
-  } const operands[] = {{&leaf_.q, leaf_.seqlen_q, leaf_.head_dim},
-                        {&leaf_.k, leaf_.seqlen_k, leaf_.head_dim},
-                        {&leaf_.v, leaf_.seqlen_k, leaf_.head_dim_v},
-                        {&leaf_.out, leaf_.seqlen_q, leaf_.head_dim_v}};
+    int64_t heads, rows, channels;
+  } const operands[] = {{&leaf_.q, 1, leaf_.seqlen_q, leaf_.head_dim},
+                        {&leaf_.k, 1, leaf_.seqlen_k, leaf_.head_dim},
+                        {&leaf_.v, 1, leaf_.seqlen_k, leaf_.head_dim_v},
+                        {&leaf_.out, leaf_.num_heads, leaf_.seqlen_q, leaf_.head_dim_v}};
   uint64_t offset[5] = {};
   for (int i = 0; i < 4; ++i)
-    offset[i + 1] = offset[i] + static_cast<uint64_t>(leaf_.num_heads * operands[i].rows * operands[i].channels) * 4;
+    offset[i + 1] = offset[i] + static_cast<uint64_t>(operands[i].heads * operands[i].rows * operands[i].channels) * 4;
   CQSA_CUDA_TRY(device_alloc(handle_, offset[4], &operands_));
   for (int i = 0; i < 4; ++i) {
     const operand& o = operands[i];
-    *o.view = {static_cast<char*>(operands_) + offset[i], dtype, 0, {0, o.rows * o.channels, o.channels, 1}};
+    *o.view = {static_cast<char*>(operands_) + offset[i], dtype, 0, {0, o.heads > 1 ? o.rows * o.channels : 0, o.channels, 1}};
   }
   leaf_.out.dtype = CQSA_DTYPE_F32;
   const scope here(device_of(handle_));

@@ -5,6 +5,7 @@
 #undef cuEventElapsedTime  // the name that all drivers have; the header makes it _v2
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -211,6 +212,7 @@ CUresult take(size_t bytes, kind what, uintptr_t& out) {
   m().memory[out] = {bytes, what, device, real};
   used += bytes;
   (what == kind::pinned ? m().counts.pinned_bytes : m().counts.device_bytes) += static_cast<int64_t>(bytes);
+  m().counts.most_device_bytes = std::max(m().counts.most_device_bytes, m().counts.device_bytes);
   return CUDA_SUCCESS;
 }
 
@@ -307,7 +309,7 @@ FAKE_CUDA CUresult cuDeviceGetAttribute(int* out, CUdevice_attribute which, CUde
   switch (which) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *out = arch / 10; break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *out = arch % 10; break;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *out = 20; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *out = number_of("FAKE_CUDA_UNITS", 20); break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *out = arch >= 90 ? 227 << 10 : 64 << 10; break;
     case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: *out = !number_of("FAKE_CUDA_NO_POOLS", 0); break;
     default: return CUDA_ERROR_INVALID_VALUE;

@@ -5,6 +5,7 @@
 //   FAKE_CUDA_VERSION     13000 by default
 //   FAKE_CUDA_INIT        what cuInit returns, 0 by default
 //   FAKE_CUDA_MEMORY      bytes of each device and of pinned memory, 1 GiB by default
+//   FAKE_CUDA_UNITS       multiprocessors of each device, 20 by default
 //   FAKE_CUDA_NO_POOLS    1: no memory in stream order
 //   FAKE_CUDA_LOAD        what cuLibraryLoadData returns, 0 by default
 //   FAKE_CUDA_NO_KERNEL   the name of a kernel that no image has
@@ -25,6 +26,7 @@ typedef struct fake_launch {
 typedef struct fake_counts {
   int64_t launches, pushes, pops, contexts, streams, events, libraries, device_bytes, pinned_bytes;
   int64_t calls_without_context;  // refused for want of one, or of the right one
+  int64_t most_device_bytes;      // at any time
   int64_t broken_captures;        // a capture that a call from outside invalidated
 } fake_counts;
 

@@ -202,6 +202,19 @@ void case_allocation_fails() {
   expect_nothing_left();
 }
 
+// A large device, and every class of kernels: cqsa.h promises 32 MiB.
+void case_measurement_memory() {
+  const cqsa_backend_v1& b = with_fake({{"FAKE_CUDA_UNITS", "192"}});
+  for (const int64_t head_dim : {1, 64, 128, 256, 576}) {
+    CHECK(b.compute_rate(0, head_dim, CQSA_DTYPE_F32, nullptr) > 0, "%s", b.last_error());
+    fake_counts counts = {};
+    cu().fake_cuda_counts(&counts);
+    CHECK(counts.most_device_bytes > 0 && counts.most_device_bytes <= int64_t{32} << 20, "%lld bytes with head_dim %lld",
+          static_cast<long long>(counts.most_device_bytes), static_cast<long long>(head_dim));
+  }
+  expect_nothing_left();
+}
+
 // ---- launches -----------------------------------------------------------------------------------------------------------------------
 
 struct open_device {
@@ -408,6 +421,7 @@ const test_case cases[] = {{"code_list", case_code_list},
                            {"no_kernel", case_no_kernel},
                            {"no_pools", case_no_pools},
                            {"allocation_fails", case_allocation_fails},
+                           {"measurement_memory", case_measurement_memory},
                            {"launch", case_launch},
                            {"upload", case_upload},
                            {"upload_in_capture", case_upload_in_capture},

@@ -4,6 +4,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cinttypes>
 #include <thread>
@@ -489,6 +491,20 @@ uint64_t free_memory() {
   return free;
 }
 
+// The most memory of the device that is taken while something runs, as another thread sees it.
+template <class F> uint64_t most_taken_during(F&& something) {
+  const uint64_t before = free_memory();
+  std::atomic<bool> done{false};
+  uint64_t least = before;
+  std::thread watcher([&] {
+    while (!done) least = std::min(least, free_memory());
+  });
+  something();
+  done = true;
+  watcher.join();
+  return before - least;
+}
+
 void case_compute_rate() {
   const opened d;
   CALL(b(), compute_rate, 0, 64, CQSA_DTYPE_F32, nullptr);
@@ -500,6 +516,10 @@ void case_compute_rate() {
     std::printf("head_dim %" PRId64 ": %.3g FLOP/s, measured in %.1f ms\n", head_dim, rate, ms);
     CHECK(rate > 0, "%s", b().last_error());
     CHECK(ms < 150 || is_fake(), "%.1f ms", ms);
+    // Apart, because the watcher may take time from it.
+    const uint64_t bytes = most_taken_during([&] { CALL(b(), compute_rate, 0, head_dim, CQSA_DTYPE_F32, nullptr); });
+    std::printf("head_dim %" PRId64 ": with %.1f MiB of device memory\n", head_dim, static_cast<double>(bytes) / (1 << 20));
+    CHECK(bytes <= 32 << 20 && (bytes > 0 || is_fake()), "%" PRIu64 " bytes", bytes);
   }
   CHECK(free_memory() == before, "the measurement left %" PRId64 " bytes behind", static_cast<int64_t>(before - free_memory()));
   CHECK(CALL(b(), compute_rate, 0, 0, CQSA_DTYPE_F32, nullptr) == 0, "head_dim 0");
