@@ -20,6 +20,8 @@ os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 import torch
 leave = int(sys.argv[1])
 torch.cuda.init()
+print("ready", flush=True)
+sys.stdin.readline()
 blocks, size = [], 8 << 30
 while size >= 2 << 20:
     free = torch.cuda.mem_get_info()[0]
@@ -31,17 +33,21 @@ while size >= 2 << 20:
     except torch.OutOfMemoryError:  # torch takes small blocks from pieces of 20 MiB
         size //= 2
 print("taken", torch.cuda.mem_get_info()[0], flush=True)
-sys.stdin.read()
+sys.stdin.readline()
 """
 
 
 class Taker:
-    """A process that leaves `leave` bytes of the card free while it lives."""
+    """A process that, once told to, leaves `leave` bytes of the card free until it is told to end. Starting it takes seconds, so it
+    is made ready before the run that it is to disturb."""
 
     def __init__(self, leave):
         self.process = subprocess.Popen([sys.executable, "-c", TAKER, str(leave)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout.readline() == "ready\n"
 
     def __enter__(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
         line = self.process.stdout.readline()
         assert line.startswith("taken"), line
         print(f"    another process leaves {int(line.split()[1]) >> 20} MiB free")
@@ -70,11 +76,11 @@ def check(out, q, k, v):
 
 def test_memory_taken_before():
     """The plan is made for a card that then turns out to be full: the run asks for less, and says so."""
-    q, k, v = operands(32768)
+    q, k, v = operands(131072)
     cqsa.attention(*(x[:, :, :256] for x in (q, k, v)), backend="cuda")  # context and code are there
     plan = cqsa.attention_plan(q, k, v, causal="top_left", backend="cuda")
     wanted = plan.describe()["peak_device_bytes"]
-    with Taker(leave=2 << 20):
+    with Taker(leave=wanted // 2 + (4 << 20)):
         out, info = cqsa.attention(q, k, v, causal="top_left", backend="cuda", memory_limit=2 * wanted, return_info=True)
     print(f"    the plan wanted {wanted / 2**20:.1f} MiB; the run took {info['run']['peak_device_bytes'] / 2**20:.1f} MiB after {info['run']['retries']} retries")
     assert info["run"]["retries"] > 0, "the memory was to be had after all"
@@ -82,7 +88,8 @@ def test_memory_taken_before():
 
 
 def test_memory_taken_in_the_middle():
-    q, k, v = operands(262144)
+    q, k, v = operands(524288)  # some ten seconds of the portable kernel
+    taker = Taker(leave=64 << 20)
     ticks = []
     seen = threading.Event()
 
@@ -101,10 +108,11 @@ def test_memory_taken_in_the_middle():
     worker = threading.Thread(target=work)
     worker.start()
     assert seen.wait(60)
-    at = ticks[-1]
-    with Taker(leave=64 << 20):
-        print(f"    the card is full since {at[0]} of {at[1]} tiles, or {ticks[-1][0]} when that was done")
+    with taker:
+        done, total = ticks[-1]
+        print(f"    the card is full since {done} of {total} tiles")
         worker.join()
+    assert done < total, "the run had ended before the card was full"
     assert "out" in result, "the run failed"
     check(result["out"], q, k, v)
 
