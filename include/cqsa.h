@@ -343,9 +343,12 @@ enum {
   CQSA_MEMORY_PINNED = 1, /* page-locked host memory */
   CQSA_MEMORY_DEVICE = 2, /* memory of the context's device */
   CQSA_MEMORY_TILE = 3,   /* in cqsa_plan_info only: on the device, but never more than a tile of it */
-  /* In host memory: a mapping of a file, MAP_SHARED, or private and read-only. Its pages that are resident because of a run
-   * count in max_host_bytes, and the run lets them go behind itself (madvise MADV_DONTNEED, which loses nothing in such a
-   * mapping), so operands may be larger than memory. Not for paged keys. The file must not get shorter during the run, and an
+  /* In host memory: a mapping of a file, MAP_SHARED, or MAP_PRIVATE, read-only and never written. Its pages that are resident
+   * because of a run count in max_host_bytes, and the run lets them go behind itself (madvise MADV_DONTNEED, which loses nothing
+   * in such a mapping), so operands may be larger than memory. A run that would let pages go first reads /proc/self/maps, and
+   * for private mappings smaps: a mapping with a page that was changed, even before it was made read-only, is
+   * CQSA_ERROR_INVALID_ARGUMENT, as is a private one of huge pages (hugetlbfs) or where smaps cannot be read. Nobody may write
+   * to a private one during the run. Not for paged keys. The file must not get shorter during the run, and an
    * output's disk space must be there before it (posix_fallocate): otherwise SIGBUS, which no library can turn into a status. */
   CQSA_MEMORY_MAPPED = 4
 };

@@ -113,7 +113,8 @@ std::string leaf_call::indices() {
   if (wrong.empty() && leaf.cu_seqlens_k) wrong = bytes("cu_seqlens_k", leaf.cu_seqlens_k, (count + 1) * size);
   if (wrong.empty() && leaf.seqused_k)
     wrong = bytes("seqused_k", leaf.seqused_k, count * static_cast<uint64_t>(element_bytes(leaf.seqused_dtype)));
-  if (wrong.empty() && leaf.page_table) wrong = bytes("page_table", leaf.page_table, 4);
+  // Which pages are used only the lengths say; the first has to do. With no keys there is none.
+  if (wrong.empty() && leaf.page_table && leaf.seqlen_k > 0) wrong = bytes("page_table", leaf.page_table, 4);
   return wrong;
 }
 

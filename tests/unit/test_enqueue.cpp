@@ -520,6 +520,32 @@ TEST_CASE("values of index arrays on the device are clamped, never read back", "
   }
 }
 
+TEST_CASE("a page table without columns is not read", "[enqueue]") {
+  spec s = on_device();
+  s.paged = true, s.page_size = 4;
+  for (const bool seqused : {false, true}) {
+    s.seqused = seqused;
+    operands o = make(s, 61);
+    place(o);
+    const device_memory nothing(1);
+    int64_t no_columns[2] = {s.batch, 0};
+    cqsa_attention_args args = o.args();
+    cqsa_tensor table = *args.page_table;
+    table.data = nothing.data, table.shape = no_columns, table.strides = nullptr;
+    args.page_table = &table;
+    configure();
+    const own_stream stream;
+    const cqsa_attention_params p = CQSA_ATTENTION_PARAMS_INIT;
+    const cqsa_status status = cqsa_attention(device_context(), &p, &args, stream.handle);
+    stream.sync();
+    INFO(cqsa_last_error());
+    REQUIRE(status == CQSA_OK);
+    CHECK(std::string(stats().error).empty());
+    o.out.from_device();
+    for (int64_t i = 0; i < o.out.count(); ++i) REQUIRE(o.out.get(i) == 0);
+  }
+}
+
 // ---- memory ----------------------------------------------------------------------------------------------------------------------
 
 TEST_CASE("operands on the device with less memory than one leaf call wants", "[enqueue]") {

@@ -81,6 +81,29 @@ struct stop_at {
   }
 };
 
+// A private mapping of a file with these bytes, read-only in the end, of which page `written` was written again before (-1: none).
+struct private_mapping {
+  void* data;
+  size_t bytes;
+  private_mapping(const mapping& from, int written) : bytes(from.bytes) {
+    const int file = memfd_create("cqsa", MFD_CLOEXEC);
+    REQUIRE(write(file, from.data, bytes) == static_cast<ssize_t>(bytes));
+    data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    REQUIRE(data != MAP_FAILED);
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    if (written >= 0) {
+      char* const at = static_cast<char*>(data) + static_cast<size_t>(written) * page;
+      const std::vector<char> same(at, at + page), none(page);
+      REQUIRE(pwrite(file, none.data(), page, static_cast<off_t>(static_cast<size_t>(written) * page)) == static_cast<ssize_t>(page));
+      std::memcpy(at, same.data(), page);
+    }
+    close(file);
+    REQUIRE(mprotect(data, bytes, PROT_READ) == 0);
+  }
+  ~private_mapping() { munmap(data, bytes); }
+  private_mapping(const private_mapping&) = delete;
+};
+
 // A problem with all its tensors, and runs of it.
 struct problem {
   owned_context owner;
@@ -256,6 +279,18 @@ TEST_CASE("what cannot be mapped or resumed is refused before anything is writte
     refuse(CQSA_ERROR_INVALID_ARGUMENT, "args->v is at");
     munmap(copy, 8192);
   }
+  SECTION("nor one that is read-only now and was written before, whichever page it was") {
+    p.map();
+    p.params.schedule = CQSA_SCHEDULE_STREAM;
+    const int pages = static_cast<int>(p.v.memory.bytes / static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+    for (const int written : {0, pages - 1}) {
+      const private_mapping copy(p.v.memory, written);
+      p.v.view.data = copy.data;
+      refuse(CQSA_ERROR_INVALID_ARGUMENT, "args->v is at");
+      CHECK(std::strstr(cqsa_last_error(), "were changed") != nullptr);
+      CHECK(std::memcmp(copy.data, p.v.memory.data, copy.bytes) == 0);
+    }
+  }
   SECTION("outputs that would be lost with the process need no checkpoint") {
     p.args.checkpoint = p.state.c_str();
     p.args.out = nullptr;
@@ -291,6 +326,22 @@ TEST_CASE("what cannot be mapped or resumed is refused before anything is writte
     p.params.schedule = CQSA_SCHEDULE_CQS;
     refuse(CQSA_ERROR_UNSUPPORTED, "cqs");
   }
+}
+
+TEST_CASE("a private mapping that is read-only and was never written is taken") {
+  problem p({1, 2, 64, 16}, {1, 2, 64, 16}, {1, 2, 64});
+  p.complete();
+  p.map();
+  p.params.schedule = CQSA_SCHEDULE_STREAM;
+  REQUIRE(p.run() == CQSA_OK);
+  const std::vector<float> wanted(p.out.begin(), p.out.begin() + 2 * 64 * 16);
+  const private_mapping k(p.k.memory, -1), v(p.v.memory, -1);
+  p.k.view.data = k.data, p.v.view.data = v.data;
+  std::memset(p.out.memory.data, 0x55, p.out.memory.bytes);
+  const cqsa_status status = p.run();
+  INFO(cqsa_last_error());
+  CHECK(status == CQSA_OK);
+  CHECK(std::memcmp(p.out.memory.data, wanted.data(), p.out.memory.bytes) == 0);
 }
 
 TEST_CASE("mapped operands are planned on every kind of backend, but not with pages of keys") {

@@ -366,6 +366,48 @@ TEST_CASE("what is called mapped and is not, is refused", "[streaming]") {
   CHECK(stats().live_allocations == 0);
 }
 
+TEST_CASE("a private mapping is taken as mapped only if it was never written", "[streaming]") {
+  spec s;
+  s.dim = s.dim_v = 64, s.nq = 64, s.nk = 8192;
+  operands o = make(s, 23);
+  cqsa_attention_params p = params_of(device_context(), o);
+  p.schedule = CQSA_SCHEDULE_STREAM;
+  p.tile_k = 512;
+  const cqsa_attention_args first = o.args();
+  REQUIRE(cqsa_attention(device_context(), &p, &first, nullptr) == CQSA_OK);
+  const std::vector<char> wanted = o.out.memory(), keys = o.k.memory();
+  p.memory_kv = CQSA_MEMORY_MAPPED;
+  const mapping v(o.v.memory());
+  for (const bool written : {false, true}) {
+    const int fd = memfd_create("cqsa", MFD_CLOEXEC);
+    REQUIRE(write(fd, keys.data(), keys.size()) == static_cast<ssize_t>(keys.size()));
+    char* const k = static_cast<char*>(mmap(nullptr, keys.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0));
+    REQUIRE(k != MAP_FAILED);
+    if (written) {
+      std::memset(k, 0, keys.size());  // the file keeps zeros, the process has the keys
+      REQUIRE(pwrite(fd, k, keys.size(), 0) == static_cast<ssize_t>(keys.size()));
+      std::memcpy(k, keys.data(), keys.size());
+    }
+    close(fd);
+    REQUIRE(mprotect(k, keys.size(), PROT_READ) == 0);
+    cqsa_attention_args args = o.args();
+    cqsa_tensor k_tensor = *args.k, v_tensor = *args.v;
+    k_tensor.data = k, v_tensor.data = v.data();
+    args.k = &k_tensor, args.v = &v_tensor;
+    for (int64_t i = 0; i < o.out.count(); ++i) o.out.set(i, 77);
+    const std::vector<char> before = o.out.memory();
+    const cqsa_status status = cqsa_attention(device_context(), &p, &args, nullptr);
+    INFO("written " << written << ": " << cqsa_last_error());
+    CHECK(status == (written ? CQSA_ERROR_INVALID_ARGUMENT : CQSA_OK));
+    if (written) CHECK(std::string(cqsa_last_error()).find("args->k is at") == 0);
+    CHECK(o.out.memory() == (written ? before : wanted));
+    CHECK(std::memcmp(k, keys.data(), keys.size()) == 0);
+    CHECK(std::string(stats().error).empty());
+    CHECK(stats().live_allocations == 0);
+    munmap(k, keys.size());
+  }
+}
+
 // ---- checkpoints -------------------------------------------------------------------------------------------------------------------
 
 namespace {

@@ -22,6 +22,7 @@ struct index_map {
 // The address range of memory mappings.
 struct mapped_range {
   uintptr_t begin = 0, end = 0;
+  bool is_private = false;  // one of them is; the others are shared
 };
 
 // A tile of a host operand: extent[0..2] lines of extent[3] elements. In compact memory the lines lie one after the other.

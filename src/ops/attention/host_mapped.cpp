@@ -130,7 +130,8 @@ struct file_closer {
 };
 
 // Finds [begin, end) in the process's mappings: all of it in mappings of files that are shared, or (unless `shared`) private
-// and read-only. Then range_out spans those mappings. false: it is not so, or cannot be known.
+// and read-only. Then range_out spans those mappings. false: it is not so, or cannot be known. Whether private pages were changed
+// is another question: find_changes.
 bool find_mapping(uintptr_t begin, uintptr_t end, bool shared, mapped_range& range_out) {
   const file_closer maps{std::fopen("/proc/self/maps", "re")};
   if (!maps.file) return false;
@@ -149,6 +150,7 @@ bool find_mapping(uintptr_t begin, uintptr_t end, bool shared, mapped_range& ran
     if (from > next || inode == 0 || !(mode[3] == 's' || (!shared && mode[1] != 'w'))) return false;
     if (next == begin) range_out.begin = from;
     range_out.end = next = to;
+    range_out.is_private |= mode[3] != 's';
     if (next >= end) return true;
   }
   return false;
@@ -159,6 +161,52 @@ bool find_mapping(const part& x, bool shared, mapped_range& range_out) {
   const extent e = extent_of(x.view, zero, x.whole);
   const auto first = reinterpret_cast<uintptr_t>(x.view.data);
   return find_mapping(first + static_cast<uintptr_t>(e.low), first + static_cast<uintptr_t>(e.high), shared, range_out);
+}
+
+struct changes {
+  uint64_t bytes = 0;
+  bool known = true;
+};
+
+// Pages of private mappings that no file has: written once (maybe before the mapping was made read-only), by now in memory or
+// swapped out. To let them go is to lose them. Fills changes_out[i] for each range that is private, with one read of
+// /proc/self/smaps: the kernel walks the page tables, but reads nothing of the files.
+void find_changes(const mapped_range (&ranges)[most_mapped_parts], changes (&changes_out)[most_mapped_parts]) {
+  for (int i = 0; i < most_mapped_parts; ++i) changes_out[i] = {0, !ranges[i].is_private};
+  if (std::none_of(ranges, ranges + most_mapped_parts, [](const mapped_range& r) { return r.is_private; })) return;
+  const file_closer smaps{std::fopen("/proc/self/smaps", "re")};
+  if (!smaps.file) return;
+  uint64_t counted[most_mapped_parts] = {};  // bytes of the range in mappings for which the kernel says what was changed
+  const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  uintptr_t from = 0, to = 0;  // the mapping whose fields follow
+  const auto for_inside = [&](auto visit) {
+    for (int i = 0; i < most_mapped_parts; ++i)
+      if (ranges[i].is_private && from < ranges[i].end && to > ranges[i].begin) visit(i);
+  };
+  char line[256];
+  bool at_start = true;
+  while (std::fgets(line, sizeof line, smaps.file)) {
+    const bool begins = at_start;
+    at_start = std::strchr(line, '\n') != nullptr;
+    unsigned long low, high;
+    unsigned long long kib;
+    char mode[5], name[32];
+    if (!begins) continue;
+    if (std::sscanf(line, "%lx-%lx %4s", &low, &high, mode) == 3) {
+      from = low, to = high;
+      if (mode[3] != 's') continue;
+      for_inside([&](int i) { counted[i] += to - from; });
+      from = to = 0;
+    }
+    if (std::sscanf(line, "%31[^:]: %llu kB", name, &kib) != 2) continue;
+    const auto is = [&](const char* field) { return std::strcmp(name, field) == 0; };
+    if (is("KernelPageSize") && kib << 10 != page) from = to = 0;  // huge pages of hugetlbfs: the kernel does not say
+    if (is("Anonymous")) for_inside([&](int i) { counted[i] += to - from; });
+    // Pages of zeros that KSM merged are in neither of the other counts.
+    if (is("Anonymous") || is("Swap") || is("KSM")) for_inside([&](int i) { changes_out[i].bytes += kib << 10; });
+  }
+  for (int i = 0; i < most_mapped_parts; ++i)
+    if (ranges[i].is_private) changes_out[i].known = counted[i] >= ranges[i].end - ranges[i].begin;
 }
 
 }  // namespace
@@ -183,6 +231,19 @@ cqsa_status mapped_pages::find(const cqsa_attention_leaf& whole) {
                   "args->%s is at %p, which is not in a mapping of a file that is shared or read-only (by /proc/self/maps), but "
                   "params say CQSA_MEMORY_MAPPED; CQSA_MEMORY_HOST takes any memory",
                   x.name, x.view.data);
+  });
+  CQSA_TRY(status);
+  changes changed[most_mapped_parts];
+  find_changes(found_, changed);
+  for_parts(problem_, whole, [&](int index, const part& x) {
+    const auto& [bytes, known] = changed[index];
+    if (status != CQSA_OK || (known && bytes == 0)) return;
+    char what[96] = "whose changed pages cannot be told from the file's";
+    if (known) std::snprintf(what, sizeof what, "of which %" PRIu64 " bytes were changed or are swapped out", bytes);
+    status = fail(CQSA_ERROR_INVALID_ARGUMENT,
+                  "args->%s is at %p in a private mapping %s (by /proc/self/smaps), but CQSA_MEMORY_MAPPED lets pages go, which "
+                  "would lose changes: it wants a mapping that is shared or was never written; CQSA_MEMORY_HOST takes any memory",
+                  x.name, x.view.data, what);
   });
   return status;
 }

@@ -20,7 +20,8 @@ uint64_t resident_bytes_of_all(const attention_problem&, const cqsa_attention_le
 
 inline constexpr int most_mapped_parts = 9;
 
-// The mappings in which the operands lie. Letting pages go loses nothing there: they are of a file, and shared or read-only.
+// The mappings in which the operands lie. Letting pages go loses nothing there: they are of a file, and shared, or private,
+// read-only and never written (a page that was written is the process's own, and DONTNEED discards it).
 class mapped_pages {
  public:
   explicit mapped_pages(const attention_problem& problem) : problem_(problem) {}
