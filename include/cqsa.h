@@ -388,8 +388,8 @@ enum {
 };
 
 /* All that decides the plan. In cqsa_attention() the shapes, dtypes, places and presence flags may be left out: with
- * num_heads = 0 all of them are taken from the tensors in args
- * (what is stated all the same must agree with them). cqsa_attention_params_of() does the same for a plan. */
+ * num_heads = 0 all of them are taken from the tensors in args (what is stated all the same must agree with them; a stated
+ * CQSA_MEMORY_MAPPED counts for what is in host memory). cqsa_attention_params_of() does the same for a plan. */
 typedef struct cqsa_attention_params {
   uint32_t struct_size;
   uint32_t flags; /* CQSA_ATTENTION_* */
@@ -509,7 +509,8 @@ typedef struct cqsa_attention_args {
 /* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
 CQSA_API void cqsa_attention_args_init(cqsa_attention_args *args, uint64_t size);
 
-/* Fills the shapes, dtypes, places and presence flags of params_inout from the tensors of args, leaving all other fields.
+/* Fills the shapes, dtypes, places and presence flags of params_inout from the tensors of args, leaving all other fields,
+ * and CQSA_MEMORY_MAPPED where it is stated for what is in host memory: no tensor says that. A kv_group is kept too.
  * Errors: as cqsa_attention(). Thread class: free. Since 0.1. */
 CQSA_API cqsa_status cqsa_attention_params_of(const cqsa_context *context, const cqsa_attention_args *args,
                                               cqsa_attention_params *params_inout);
@@ -621,7 +622,8 @@ CQSA_API cqsa_status cqsa_plan_json(const cqsa_plan *plan, char *buffer, uint64_
 #define CQSA_WORKSPACE_ALIGNMENT 64
 
 /* Bytes of workspace with which cqsa_attention_execute() allocates nothing of that kind itself: host memory on the CPU
- * backend, device memory otherwise, where it may be 0. Aligned to CQSA_WORKSPACE_ALIGNMENT. Exact: one byte less is refused. Errors:
+ * backend, device memory otherwise, where it may be 0. Aligned to CQSA_WORKSPACE_ALIGNMENT. Exact: one byte less is refused. All of
+ * workspace_bytes is the run's: a workspace that overlaps an operand or an output is CQSA_ERROR_OVERLAP. Errors:
  * NULL_POINTER. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_workspace_query(const cqsa_plan *plan, uint64_t *bytes_out);
 

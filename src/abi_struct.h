@@ -31,13 +31,14 @@ cqsa_status copy_struct(const T* caller, const char* name, uint32_t first, uint3
   return CQSA_OK;
 }
 
-// Writes an output struct back: no more bytes than the caller's struct_size says, which is kept.
+// No output struct has flags that a caller may set.
 template <class T>
 cqsa_status check_out_struct(const T* caller, const char* name, uint32_t first) {
   T ignored;
-  return copy_struct(caller, name, first, ~0u, ignored);
+  return copy_struct(caller, name, first, 0, ignored);
 }
 
+// Writes an output struct back: no more bytes than the caller's struct_size says, which is kept.
 template <class T>
 void write_struct(const T& value, T* caller) {
   uint32_t size = 0;

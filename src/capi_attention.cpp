@@ -11,6 +11,7 @@
 #include "ops/attention/describe.h"
 #include "ops/attention/enqueue.h"
 #include "ops/attention/merge.h"
+#include "ops/attention/operand_names.h"
 #include "ops/attention/plan.h"
 #include "ops/attention/plan_cache.h"
 #include "tensor.h"
@@ -96,6 +97,19 @@ cqsa_status check_workspace(const cqsa_plan& plan, const void* workspace, uint64
     return fail(CQSA_ERROR_WORKSPACE, "workspace_bytes is %" PRIu64 ", the plan needs %" PRIu64, bytes, plan.cost.workspace);
   if (reinterpret_cast<uintptr_t>(workspace) % CQSA_WORKSPACE_ALIGNMENT)
     return fail(CQSA_ERROR_WORKSPACE, "workspace is not aligned to %d bytes", CQSA_WORKSPACE_ALIGNMENT);
+  const auto address = reinterpret_cast<uintptr_t>(workspace);
+  if (bytes > INT64_MAX || address > UINTPTR_MAX - bytes)
+    return fail(CQSA_ERROR_WORKSPACE, "workspace at 0x%" PRIxPTR " with workspace_bytes %" PRIu64 " reaches past the end of the address space",
+                address, bytes);
+  return CQSA_OK;
+}
+
+// A run writes to all of its workspace, at any time.
+cqsa_status check_workspace_apart(const cqsa_attention_args& args) {
+  int64_t bytes = static_cast<int64_t>(args.workspace_bytes);
+  const cqsa_tensor workspace{args.workspace, CQSA_DEVICE_CPU, 0, 1, CQSA_DTYPE_U8, &bytes, nullptr, 0};
+  for (const operand_name& o : operand_names)
+    if (const cqsa_tensor* t = args.*o.tensor) CQSA_TRY(check_no_overlap(workspace, "args->workspace", *t, o.name));
   return CQSA_OK;
 }
 
@@ -106,6 +120,7 @@ cqsa_status check_run_workspace(const cqsa_plan& plan, const cqsa_attention_args
     return CQSA_OK;
   }
   CQSA_TRY(check_workspace(plan, args.workspace, args.workspace_bytes));
+  CQSA_TRY(check_workspace_apart(args));
   // Device memory cannot be looked at without a copy; there the mark is not checked.
   if (plan.hardware.host && std::memcmp(args.workspace, workspace_mark, sizeof workspace_mark) != 0)
     return fail(CQSA_ERROR_WORKSPACE, "args->workspace was not prepared with cqsa_workspace_init()");
@@ -114,12 +129,9 @@ cqsa_status check_run_workspace(const cqsa_plan& plan, const cqsa_attention_args
 
 // Device operands must be on the context's own device, not on a sibling.
 cqsa_status check_device_index(const cqsa_context& context, const cqsa_attention_args& args) {
-  const struct { const cqsa_tensor* tensor; const char* name; } operands[] = {
-      {args.q, "args->q"}, {args.k, "args->k"}, {args.v, "args->v"}, {args.out, "args->out"}};
-  for (const auto& o : operands)
-    if (o.tensor->device_type == context.backend->device_type && o.tensor->device_id != context.device_index)
-      return fail(CQSA_ERROR_DEVICE, "%s is on device %d, the context is for device %d", o.name, o.tensor->device_id,
-                  context.device_index);
+  for (const operand_name& o : operand_names)
+    if (const cqsa_tensor* t = args.*o.tensor; t && t->device_type == context.backend->device_type && t->device_id != context.device_index)
+      return fail(CQSA_ERROR_DEVICE, "%s is on device %d, the context is for device %d", o.name, t->device_id, context.device_index);
   return CQSA_OK;
 }
 
@@ -132,8 +144,8 @@ cqsa_status start_run(run_state& run, const cqsa_attention_leaf& whole) {
 // To what is on the device already: the checks of an earlier run hold as long as only addresses differ.
 cqsa_status bind_on_device(const cqsa_plan& plan, const cqsa_attention_args& args, cqsa_attention_leaf& whole) {
   if (!bind_again(plan, args, whole)) {
-    CQSA_TRY(bind_operands(plan.problem, *plan.context->backend, args, whole));
     CQSA_TRY(check_device_index(*plan.context, args));
+    CQSA_TRY(bind_operands(plan.problem, *plan.context->backend, args, whole));
     remember_binding(plan, args, whole);
   }
   return CQSA_OK;
@@ -161,37 +173,6 @@ cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args, voi
   cqsa_attention_leaf whole;
   CQSA_TRY(plan.hardware.host ? bind_operands(plan.problem, *plan.context->backend, args, whole) : bind_on_device(plan, args, whole));
   return run_bound(plan, args, whole, stream, capturing);
-}
-
-// What the caller did state beside num_heads = 0 must be what the tensors say: a forgotten mask is not the same as none.
-cqsa_status check_stated(const cqsa_attention_params& stated, const cqsa_attention_params& found) {
-  constexpr uint32_t presence = CQSA_ATTENTION_VARLEN | CQSA_ATTENTION_PAGED | CQSA_ATTENTION_SEQUSED_K | CQSA_ATTENTION_MASK |
-                                CQSA_ATTENTION_BIAS | CQSA_ATTENTION_ALIBI | CQSA_ATTENTION_SINKS | CQSA_ATTENTION_LSE;
-  if (const uint32_t missing = stated.flags & presence & ~found.flags)
-    return fail(CQSA_ERROR_NULL_POINTER, "params->flags has the bits 0x%x of operands that are NULL in args", missing);
-  using params = cqsa_attention_params;
-  const bool bounds = found.flags & (CQSA_ATTENTION_VARLEN | CQSA_ATTENTION_PAGED);  // seqlens are bounds there
-  const struct { const char* name; int64_t params::*field; bool checked; } sizes[] = {
-      {"batch", &params::batch, true},           {"num_kv_heads", &params::num_kv_heads, true},
-      {"head_dim", &params::head_dim, true},     {"head_dim_v", &params::head_dim_v, true},
-      {"seqlen_q", &params::seqlen_q, !bounds},  {"seqlen_k", &params::seqlen_k, !bounds}};
-  for (const auto& s : sizes)
-    if (s.checked && stated.*s.field != 0 && stated.*s.field != found.*s.field)
-      return fail(CQSA_ERROR_SHAPE, "params->%s is %" PRId64 ", the tensors say %" PRId64, s.name, stated.*s.field, found.*s.field);
-  const struct { const char* name; cqsa_dtype params::*field; } types[] = {
-      {"dtype_q", &params::dtype_q}, {"dtype_kv", &params::dtype_kv}, {"dtype_out", &params::dtype_out}};
-  for (const auto& t : types)
-    if (stated.*t.field != CQSA_DTYPE_NONE && stated.*t.field != found.*t.field)
-      return fail(CQSA_ERROR_DTYPE, "params->%s is %s, the tensors say %s", t.name, dtype_name(stated.*t.field), dtype_name(found.*t.field));
-  return CQSA_OK;
-}
-
-// One-shot params with num_heads = 0 take everything from the tensors.
-cqsa_status complete_params(const cqsa_context& context, const cqsa_attention_args& args, cqsa_attention_params& params) {
-  if (params.num_heads) return CQSA_OK;
-  const cqsa_attention_params stated = params;
-  CQSA_TRY(params_of(*context.backend, args, params));
-  return check_stated(stated, params);
 }
 
 cqsa_status copy_params(const cqsa_attention_params* params, cqsa_attention_params& out) {
@@ -237,7 +218,7 @@ cqsa_status cqsa_attention(cqsa_context* context, const cqsa_attention_params* p
     cqsa_attention_leaf whole;
     if (find_repeated(*context, given.stated, operands, plan, whole)) return run_bound(plan, operands, whole, stream, capturing);
     given.complete = given.stated;
-    CQSA_TRY(complete_params(*context, operands, given.complete));
+    CQSA_TRY(complete_params(*context->backend, operands, given.complete));
     CQSA_TRY(find_plan(context, given, plan));
     return run_plan(plan, operands, stream, capturing);
   });

@@ -319,7 +319,7 @@ TEST_CASE("bind: types, places, strides", "[operands]") {
       {full,
        WITH(s.backend = &cuda, s.used.t.device_type = CQSA_DEVICE_CUDA),
        device,
-       {"args->seqused_k", "params->memory_q"}},
+       {"args->seqused_k", "but args->q is on device type 1 (cpu)"}},
       {batched,
        WITH(s.backend = &cuda, s.out.t.device_type = CQSA_DEVICE_ROCM),
        device,

@@ -360,3 +360,17 @@ TEST_CASE("mapped operands are planned on every kind of backend, but not with pa
   CHECK(cqsa_attention_query(p.owner.context, &p.params) == CQSA_ERROR_UNSUPPORTED);
   CHECK(std::strstr(cqsa_last_error(), "CQSA_ATTENTION_PAGED") != nullptr);
 }
+
+TEST_CASE("one call that takes its params from the tensors can be told of mapped files") {
+  problem p({1, 2, 300, 32}, {1, 2, 4000, 32}, {1, 2, 300});
+  uint64_t peak[3];
+  for (const int stated : {0, 1, 2}) {  // nothing; mapped; all params, mapped
+    p.params = CQSA_ATTENTION_PARAMS_INIT;
+    if (stated == 2) p.complete();
+    if (stated) p.map();
+    REQUIRE(cqsa_attention(p.owner.context, &p.params, &p.args, nullptr) == CQSA_OK);
+    peak[stated] = p.info.peak_host_bytes;
+  }
+  CHECK(peak[1] == peak[2]);
+  CHECK(peak[1] != peak[0]);
+}

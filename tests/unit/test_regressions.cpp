@@ -230,3 +230,139 @@ TEST_CASE("one call: what is stated beside the tensors must agree with them") {
   CHECK(x.out[0] == -7.0f);
   CHECK(status([](cqsa_attention_params& p) { p.seqlen_k = 5, p.dtype_q = CQSA_DTYPE_F32; }) == CQSA_OK);
 }
+
+TEST_CASE("one call: no value that is stated beside the tensors is dropped") {
+  using params = cqsa_attention_params;
+  small_problem x(5);
+  uint8_t keys[5 * small_problem::dim] = {};
+  int64_t one[1] = {1}, plane_shape[4] = {1, 1, 1, 5}, page_shape[4] = {5, 1, 1, small_problem::dim}, table_shape[2] = {1, 5};
+  float scale[5] = {1, 1, 1, 1, 1};
+  int32_t pages[5] = {0, 1, 2, 3, 4};
+  const cqsa_tensor fp8{keys, CQSA_DEVICE_CPU, 0, 4, CQSA_DTYPE_E4M3FN, x.k_shape, nullptr, 0};
+  const cqsa_tensor single{scale, CQSA_DEVICE_CPU, 0, 1, CQSA_DTYPE_F32, one, nullptr, 0};
+  int64_t token_shape[3] = {1, 1, 5};
+  const cqsa_tensor tokens{scale, CQSA_DEVICE_CPU, 0, 3, CQSA_DTYPE_F32, token_shape, nullptr, 0};
+  const cqsa_tensor bias{scale, CQSA_DEVICE_CPU, 0, 4, CQSA_DTYPE_F32, plane_shape, nullptr, 0};
+  const cqsa_tensor table{pages, CQSA_DEVICE_CPU, 0, 2, CQSA_DTYPE_I32, table_shape, nullptr, 0};
+  cqsa_tensor pool_k = x.tk, pool_v = x.tv;
+  pool_k.shape = pool_v.shape = page_shape;
+  cqsa_attention_args with_fp8 = x.args, with_scale = x.args, with_scales = x.args, with_bias = x.args, paged = x.args;
+  with_fp8.k = with_fp8.v = with_scale.k = with_scale.v = with_scales.k = with_scales.v = &fp8;
+  with_scale.k_scale = &single, with_scales.k_scale = &tokens;
+  with_bias.bias = &bias;
+  paged.k = &pool_k, paged.v = &pool_v, paged.page_table = &table;
+
+  const struct {
+    const cqsa_attention_args& args;
+    void (*state)(params&);
+    cqsa_status wanted;
+    const char* message;
+  } cases[] = {
+      {with_fp8, [](params& p) { p.scale_k = CQSA_SCALE_TENSOR; }, CQSA_ERROR_NULL_POINTER, "args->k_scale is NULL"},
+      {with_fp8, [](params& p) { p.scale_v = CQSA_SCALE_TOKEN; }, CQSA_ERROR_NULL_POINTER, "args->v_scale is NULL"},
+      {with_fp8, [](params& p) { p.scale_k = 77; }, CQSA_ERROR_UNKNOWN_FLAG, "params->scale_k is 77"},
+      {with_fp8, [](params& p) { p.kv_group = 64; }, CQSA_ERROR_INVALID_ARGUMENT, "params->kv_group is 64"},
+      {with_scale, [](params& p) { p.scale_k = CQSA_SCALE_TOKEN; }, CQSA_ERROR_SHAPE, "args->k_scale has shape [1]"},
+      {with_scales, [](params& p) { p.scale_k = CQSA_SCALE_TENSOR; }, CQSA_ERROR_SHAPE, "params->scale_k is 1 (CQSA_SCALE_*), the tensors say 3"},
+      {with_scale, [](params& p) { p.scale_k = CQSA_SCALE_HEAD; }, CQSA_OK, ""},  // of one head
+      {with_bias, [](params& p) { p.dtype_bias = CQSA_DTYPE_F16; }, CQSA_ERROR_DTYPE, "params->dtype_bias is f16, the tensors say f32"},
+      {with_bias, [](params& p) { p.bias_broadcast = CQSA_BROADCAST_KEY; }, CQSA_ERROR_SHAPE, "params->bias_broadcast (0x8)"},
+      {with_bias, [](params& p) { p.bias_broadcast = CQSA_BROADCAST_HEAD; }, CQSA_OK, ""},
+      {x.args, [](params& p) { p.dtype_bias = CQSA_DTYPE_F16; }, CQSA_ERROR_INVALID_ARGUMENT, "params->dtype_bias is f16"},
+      {x.args, [](params& p) { p.dtype_q = 7; }, CQSA_ERROR_UNKNOWN_FLAG, "params->dtype_q is 0x00000007"},
+      {x.args, [](params& p) { p.mask_broadcast = 1u << 31; }, CQSA_ERROR_UNKNOWN_FLAG, "params->mask_broadcast has the unknown bits 0x80000000"},
+      {x.args, [](params& p) { p.mask_broadcast = 1; }, CQSA_ERROR_INVALID_ARGUMENT, "params->mask_broadcast is 1"},
+      {x.args, [](params& p) { p.total_q = -1; }, CQSA_ERROR_INVALID_ARGUMENT, "params->total_q is -1"},
+      {x.args, [](params& p) { p.total_k = 5; }, CQSA_ERROR_INVALID_ARGUMENT, "params->total_k is 5"},
+      {x.args, [](params& p) { p.page_size = 16; }, CQSA_ERROR_INVALID_ARGUMENT, "params->page_size is 16"},
+      {x.args, [](params& p) { p.batch = -1; }, CQSA_ERROR_INVALID_ARGUMENT, "params->batch is -1"},
+      {x.args, [](params& p) { p.memory_kv = -5; }, CQSA_ERROR_UNKNOWN_FLAG, "params->memory_kv is -5"},
+      {x.args, [](params& p) { p.memory_q = CQSA_MEMORY_TILE; }, CQSA_ERROR_INVALID_ARGUMENT, "params->memory_q is CQSA_MEMORY_TILE"},
+      {x.args, [](params& p) { p.memory_out = CQSA_MEMORY_DEVICE; }, CQSA_ERROR_DEVICE, "params->memory_out is CQSA_MEMORY_DEVICE (2)"},
+      {x.args, [](params& p) { p.memory_q = CQSA_MEMORY_PINNED; }, CQSA_ERROR_DEVICE, "params->memory_q is CQSA_MEMORY_PINNED (1)"},
+      {paged, [](params& p) { p.page_size = 2; }, CQSA_ERROR_SHAPE, "params->page_size is 2, the tensors say 1"},
+      {paged, [](params& p) { p.num_pages = 6; }, CQSA_ERROR_SHAPE, "params->num_pages is 6, the tensors say 5"},
+      {paged, [](params& p) { p.seqlen_q = 2; }, CQSA_ERROR_SHAPE, "params->seqlen_q is 2, the tensors say 1"},
+      {paged, [](params& p) { p.seqlen_k = 6; }, CQSA_ERROR_SHAPE, "args->page_table has 5 pages"},
+      {paged, [](params& p) { p.memory_kv = CQSA_MEMORY_MAPPED; }, CQSA_ERROR_UNSUPPORTED, "params->memory_kv is CQSA_MEMORY_MAPPED"}};
+  for (const auto& c : cases) {
+    params p = CQSA_ATTENTION_PARAMS_INIT;
+    c.state(p);
+    x.out.assign(x.out.size(), -7.0f);
+    const cqsa_status status = cqsa_attention(cpu(), &p, &c.args, nullptr);
+    const std::string message = cqsa_last_error();
+    INFO(c.message << ": " << message);
+    CHECK(status == c.wanted);
+    if (c.wanted == CQSA_OK) continue;
+    CHECK(message.find(c.message) != std::string::npos);
+    CHECK(x.out[0] == -7.0f);
+  }
+  // The length of paged keys without seqused_k is the caller's to say.
+  params p = CQSA_ATTENTION_PARAMS_INIT;
+  p.seqlen_k = 3;
+  REQUIRE(cqsa_attention(cpu(), &p, &paged, nullptr) == CQSA_OK);
+  CHECK(x.out[0] == 1.0f);
+  // params_of fills in what it can see; that host memory is a mapped file it is told.
+  p.memory_kv = CQSA_MEMORY_MAPPED, p.memory_q = 77;
+  REQUIRE(cqsa_attention_params_of(cpu(), &x.args, &p) == CQSA_OK);
+  CHECK((p.memory_kv == CQSA_MEMORY_MAPPED && p.memory_q == CQSA_MEMORY_HOST));
+}
+
+TEST_CASE("a workspace that overlaps an operand or the end of memory is refused") {
+  small_problem x(600);
+  cqsa_attention_params p = CQSA_ATTENTION_PARAMS_INIT;
+  REQUIRE(cqsa_attention_params_of(cpu(), &x.args, &p) == CQSA_OK);
+  cqsa_plan* plan = nullptr;
+  uint64_t bytes = 0;
+  REQUIRE(cqsa_attention_plan_create(cpu(), &p, &plan) == CQSA_OK);
+  REQUIRE(cqsa_workspace_query(plan, &bytes) == CQSA_OK);
+  // The workspace, then room for k; the last 64 bytes of one are the first of the other where they meet.
+  const uint64_t k_bytes = x.k.size() * sizeof(float);
+  std::vector<char> memory(bytes + k_bytes + 128);
+  const auto begin = (reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64;
+  x.args.workspace = reinterpret_cast<void*>(begin), x.args.workspace_bytes = bytes;
+  const auto run = [&] {
+    REQUIRE(cqsa_workspace_init(plan, x.args.workspace, bytes) == CQSA_OK);
+    x.out.assign(x.out.size(), -7.0f);
+    return cqsa_attention_execute(plan, &x.args, nullptr);
+  };
+  for (cqsa_tensor* t : {&x.tq, &x.tk, &x.tv, &x.to}) {
+    const cqsa_tensor kept = *t;
+    const char* const name = t == &x.tq ? "args->q" : t == &x.tk ? "args->k" : t == &x.tv ? "args->v" : "args->out";
+    t->data = reinterpret_cast<void*>(begin + bytes - 4);
+    CHECK(run() == CQSA_ERROR_OVERLAP);
+    CHECK(std::string(cqsa_last_error()).find(std::string("args->workspace overlaps ") + name + ":") == 0);
+    CHECK(x.out[0] == -7.0f);
+    t->data = reinterpret_cast<void*>(begin + bytes);
+    CHECK(run() == CQSA_OK);
+    *t = kept;
+  }
+  x.args.workspace_bytes = UINT64_MAX;
+  CHECK(run() == CQSA_ERROR_WORKSPACE);
+  CHECK(std::string(cqsa_last_error()).find("past the end of the address space") != std::string::npos);
+  CHECK(cqsa_workspace_init(plan, x.args.workspace, UINT64_MAX) == CQSA_ERROR_WORKSPACE);
+  cqsa_plan_destroy(plan);
+}
+
+TEST_CASE("bits of flags that no version knows are refused in output structs too") {
+  small_problem x(5);
+  cqsa_attention_params p = CQSA_ATTENTION_PARAMS_INIT;
+  cqsa_run_info run = CQSA_RUN_INFO_INIT;
+  x.args.info = &run;
+  run.flags = 4;
+  CHECK(cqsa_attention(cpu(), &p, &x.args, nullptr) == CQSA_ERROR_UNKNOWN_FLAG);
+  CHECK(std::string(cqsa_last_error()) == "args->info->flags has the unknown bits 0x4");
+  CHECK(x.out[0] == -7.0f);
+  run.flags = 0;
+  CHECK(cqsa_attention(cpu(), &p, &x.args, nullptr) == CQSA_OK);
+  cqsa_plan_info plan = CQSA_PLAN_INFO_INIT;
+  plan.flags = 0xff;
+  cqsa_plan* made = nullptr;
+  p = self_attention(8);
+  REQUIRE(cqsa_attention_plan_create(cpu(), &p, &made) == CQSA_OK);
+  CHECK(cqsa_plan_describe(made, &plan) == CQSA_ERROR_UNKNOWN_FLAG);
+  cqsa_plan_destroy(made);
+  cqsa_backend_info backend = CQSA_BACKEND_INFO_INIT;
+  backend.flags = 1;
+  CHECK(cqsa_backend_query("cpu", nullptr, &backend) == CQSA_ERROR_UNKNOWN_FLAG);
+}

@@ -110,3 +110,53 @@ TEST_CASE("one-shot calls of several kinds in turn", "[enqueue]") {
   }
   CHECK(std::string(stats().error).empty());
 }
+
+TEST_CASE("a workspace that overlaps an operand is refused at every run", "[enqueue]") {
+  operands o = make(on_device(), 53);
+  place(o);
+  const cqsa_attention_params p = params_of(device_context(), o), from_tensors = CQSA_ATTENTION_PARAMS_INIT;
+  const own_plan plan(device_context(), p);
+  REQUIRE(plan.workspace > 0);
+  const uint64_t q_bytes = o.q.memory().size();
+  const device_memory memory(plan.workspace + q_bytes + 64);
+  cqsa_tensor q = *o.q.tensor();
+  cqsa_attention_args args = o.args();
+  args.q = &q;
+  args.workspace = memory.data, args.workspace_bytes = plan.workspace;
+  for (const bool one_call : {false, true}) {
+    configure();
+    const auto run = [&](uint64_t q_at) {
+      q.data = static_cast<char*>(memory.data) + q_at;
+      return one_call ? cqsa_attention(device_context(), &from_tensors, &args, nullptr) : cqsa_attention_execute(plan.handle, &args, nullptr);
+    };
+    CHECK(run(plan.workspace - 4) == CQSA_ERROR_OVERLAP);
+    for (int i = 0; i < 3; ++i) {  // bound anew, then as before
+      REQUIRE(run(plan.workspace) == CQSA_OK);
+      fake().stream_sync(nullptr);
+      const int64_t launches = stats().launches;
+      CHECK(run(plan.workspace - 4) == CQSA_ERROR_OVERLAP);
+      CHECK(std::string(cqsa_last_error()).find("args->workspace overlaps args->q:") == 0);
+      CHECK(stats().launches == launches);
+    }
+  }
+}
+
+TEST_CASE("messages name the operand that is elsewhere", "[enqueue]") {
+  operands o = make(on_device(), 54);
+  place(o);
+  const cqsa_attention_params p = CQSA_ATTENTION_PARAMS_INIT;
+  configure();
+  const auto refused = [&](const cqsa_tensor* cqsa_attention_args::*which, auto change, const char* message) {
+    cqsa_attention_args args = o.args();
+    cqsa_tensor t = *(args.*which);
+    change(t);
+    args.*which = &t;
+    CHECK(cqsa_attention(device_context(), &p, &args, nullptr) == CQSA_ERROR_DEVICE);
+    CHECK(std::string(cqsa_last_error()) == message);
+  };
+  refused(&cqsa_attention_args::q, [](cqsa_tensor& t) { t.device_id = 1; }, "args->q is on device 1, the context is for device 0");
+  refused(&cqsa_attention_args::v, [](cqsa_tensor& t) { t.device_id = 1; }, "args->v is on device 1, the context is for device 0");
+  refused(&cqsa_attention_args::k, [](cqsa_tensor& t) { t.device_type = CQSA_DEVICE_CPU; },
+          "args->v is on device type 12 (ext), that is CQSA_MEMORY_DEVICE, but args->k is on device type 1 (cpu), that is "
+          "CQSA_MEMORY_HOST; wanted both in one place");
+}

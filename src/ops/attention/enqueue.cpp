@@ -3,6 +3,7 @@
 
 #include <cinttypes>
 
+#include "ops/attention/operand_names.h"
 #include "tensor.h"
 #include "workspace.h"
 
@@ -44,29 +45,6 @@ cqsa_status query_pointer(const cqsa_context& context, const void* pointer, cons
   if (status == CQSA_OK) return CQSA_OK;
   return fail(status, "the driver cannot say what %s points to: %s", name, context.backend->last_error());
 }
-
-struct operand_name {
-  const cqsa_tensor* cqsa_attention_args::*tensor;
-  const char* name;
-};
-
-constexpr operand_name operand_names[] = {
-    {&cqsa_attention_args::q, "args->q"},
-    {&cqsa_attention_args::k, "args->k"},
-    {&cqsa_attention_args::v, "args->v"},
-    {&cqsa_attention_args::out, "args->out"},
-    {&cqsa_attention_args::lse, "args->lse"},
-    {&cqsa_attention_args::k_scale, "args->k_scale"},
-    {&cqsa_attention_args::v_scale, "args->v_scale"},
-    {&cqsa_attention_args::mask, "args->mask"},
-    {&cqsa_attention_args::bias, "args->bias"},
-    {&cqsa_attention_args::alibi_slopes, "args->alibi_slopes"},
-    {&cqsa_attention_args::sinks, "args->sinks"},
-    {&cqsa_attention_args::cu_seqlens_q, "args->cu_seqlens_q"},
-    {&cqsa_attention_args::cu_seqlens_k, "args->cu_seqlens_k"},
-    {&cqsa_attention_args::seqused_k, "args->seqused_k"},
-    {&cqsa_attention_args::page_table, "args->page_table"},
-};
 
 }  // namespace
 

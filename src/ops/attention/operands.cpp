@@ -4,6 +4,7 @@
 #include <cinttypes>
 #include <cstring>
 
+#include "ops/attention/operand_names.h"
 #include "ops/attention/problem.h"
 #include "tensor.h"
 
@@ -253,6 +254,14 @@ cqsa_status find_place(const cqsa_backend_v1& backend, const cqsa_tensor& t, con
   return CQSA_OK;
 }
 
+// No tensor says that it is a mapped file: for host memory that is the caller's word.
+cqsa_status take_place(const cqsa_backend_v1& backend, const cqsa_tensor& t, const char* name, int32_t* place_inout) {
+  const bool mapped = *place_inout == CQSA_MEMORY_MAPPED;
+  CQSA_TRY(find_place(backend, t, name, place_inout));
+  if (mapped && *place_inout == CQSA_MEMORY_HOST) *place_inout = CQSA_MEMORY_MAPPED;
+  return CQSA_OK;
+}
+
 // An empty operand may have data NULL, but in a view NULL says that there is none. Never followed.
 alignas(64) char somewhere[64];
 
@@ -280,15 +289,28 @@ struct binder {
   const cqsa_tensor* on_device = nullptr;  // the first operand found on the device: all have to be on the same one
   const char* on_device_name = nullptr;
 
+  // The params may have their place from q, k or out: then that one and this one disagree, whatever the params.
+  cqsa_status fail_place(const cqsa_tensor& t, const char* name, int32_t found, const char* place_name, int32_t place) {
+    const bool kv = std::strcmp(place_name, "memory_kv") == 0, q = std::strcmp(place_name, "memory_q") == 0;
+    const cqsa_tensor& first = kv ? *args.k : q ? *args.q : *args.out;
+    const char* const first_name = kv ? "args->k" : q ? "args->q" : "args->out";
+    int32_t first_place = 0;
+    if (&t != &first && find_place(backend, first, first_name, &first_place) == CQSA_OK && first_place == place)
+      return fail(CQSA_ERROR_DEVICE, "%s is on device type %d (%s), that is %s, but %s is on device type %d (%s), that is %s; wanted "
+                                     "both in one place",
+                  name, t.device_type, device_name(t.device_type), place_text(found), first_name, first.device_type,
+                  device_name(first.device_type), place_text(first_place));
+    return fail(CQSA_ERROR_DEVICE, "%s is on device type %d (%s), that is %s, but params->%s is %s (%d)", name, t.device_type,
+                device_name(t.device_type), place_text(found), place_name, place_text(place), place);
+  }
+
   cqsa_status check_device(const cqsa_tensor& t, const char* name, const char* place_name, int32_t place) {
     int32_t found = 0;
     CQSA_TRY(find_place(backend, t, name, &found));
     if (backend.flags & CQSA_BACKEND_HOST) return CQSA_OK;
     const bool pinned_is_host = found == CQSA_MEMORY_PINNED && place == CQSA_MEMORY_HOST;
     const bool mapped_is_host = found == CQSA_MEMORY_HOST && place == CQSA_MEMORY_MAPPED;
-    if (found != place && !pinned_is_host && !mapped_is_host)
-      return fail(CQSA_ERROR_DEVICE, "%s is on device type %d (%s), that is %s, but params->%s is %s (%d)", name,
-                  t.device_type, device_name(t.device_type), place_text(found), place_name, place_text(place), place);
+    if (found != place && !pinned_is_host && !mapped_is_host) return fail_place(t, name, found, place_name, place);
     if (found != CQSA_MEMORY_DEVICE) return CQSA_OK;
     if (on_device != nullptr && on_device->device_id != t.device_id)
       return fail(CQSA_ERROR_DEVICE, "%s is on device %d, but %s is on device %d", name, t.device_id, on_device_name,
@@ -500,26 +522,11 @@ cqsa_status check_values(const params& p, const args_type& args) {
 // --------------------------------------------------------------------------------------------------------- overlap
 
 cqsa_status check_overlap(const args_type& args) {
-  const struct {
-    const char* name;
-    const cqsa_tensor* tensor;
-  } others[] = {{"args->q", args.q},
-                {"args->k", args.k},
-                {"args->v", args.v},
-                {"args->k_scale", args.k_scale},
-                {"args->v_scale", args.v_scale},
-                {"args->mask", args.mask},
-                {"args->bias", args.bias},
-                {"args->alibi_slopes", args.alibi_slopes},
-                {"args->sinks", args.sinks},
-                {"args->cu_seqlens_q", args.cu_seqlens_q},
-                {"args->cu_seqlens_k", args.cu_seqlens_k},
-                {"args->seqused_k", args.seqused_k},
-                {"args->page_table", args.page_table}};
-  for (const auto& other : others) {
-    if (other.tensor == nullptr) continue;
-    CQSA_TRY(check_no_overlap(*args.out, "args->out", *other.tensor, other.name));
-    if (args.lse != nullptr) CQSA_TRY(check_no_overlap(*args.lse, "args->lse", *other.tensor, other.name));
+  for (const operand_name& other : operand_names) {
+    const cqsa_tensor* const t = args.*other.tensor;
+    if (t == nullptr || other.tensor == &args_type::out || other.tensor == &args_type::lse) continue;
+    CQSA_TRY(check_no_overlap(*args.out, "args->out", *t, other.name));
+    if (args.lse != nullptr) CQSA_TRY(check_no_overlap(*args.lse, "args->lse", *t, other.name));
   }
   return args.lse == nullptr ? CQSA_OK : check_no_overlap(*args.lse, "args->lse", *args.out, "args->out");
 }
@@ -738,9 +745,9 @@ cqsa_status params_of(const cqsa_backend_v1& backend, const cqsa_attention_args&
   CQSA_TRY(take_scale_kind(p, args.k_scale, "args->k_scale", &p.scale_k));
   CQSA_TRY(take_scale_kind(p, args.v_scale, "args->v_scale", &p.scale_v));
   CQSA_TRY(take_kv_group(args, p));
-  CQSA_TRY(find_place(backend, *args.q, "args->q", &p.memory_q));
-  CQSA_TRY(find_place(backend, *args.k, "args->k", &p.memory_kv));
-  CQSA_TRY(find_place(backend, *args.out, "args->out", &p.memory_out));
+  CQSA_TRY(take_place(backend, *args.q, "args->q", &p.memory_q));
+  CQSA_TRY(take_place(backend, *args.k, "args->k", &p.memory_kv));
+  CQSA_TRY(take_place(backend, *args.out, "args->out", &p.memory_out));
   CQSA_TRY(check_presence(p, args));
   inout = p;
   return CQSA_OK;

@@ -110,6 +110,7 @@ cqsa_status check_dtypes(const params& p) {
   if (p.dtype_out != CQSA_DTYPE_NONE) CQSA_TRY(check_partner("dtype_out", p.dtype_out, p.dtype_q));
   if (p.flags & CQSA_ATTENTION_BIAS) return check_partner("dtype_bias", p.dtype_bias, p.dtype_q);
   if (p.dtype_bias == CQSA_DTYPE_NONE) return CQSA_OK;
+  if (dtype_bits(p.dtype_bias) == 0) return fail_dtype("dtype_bias", p.dtype_bias, "CQSA_DTYPE_NONE without CQSA_ATTENTION_BIAS");
   return fail(CQSA_ERROR_INVALID_ARGUMENT, "params->dtype_bias is %s, wanted CQSA_DTYPE_NONE without CQSA_ATTENTION_BIAS",
               dtype_name(p.dtype_bias));
 }

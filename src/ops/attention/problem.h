@@ -42,8 +42,13 @@ cqsa_status make_problem(const cqsa_attention_params* params, attention_problem&
 cqsa_status copy_args(const cqsa_attention_args* args, cqsa_attention_args& out);
 
 // cqsa_attention_params_of: shapes, dtypes, places and presence flags from tensors. Checks what it has to read; the rest is
-// for make_problem and bind_operands. kv_group (int8) is taken as a wish when it is set.
+// for make_problem and bind_operands. kv_group (int8) is taken as a wish when it is set, and so is
+// CQSA_MEMORY_MAPPED for what is in host memory.
 cqsa_status params_of(const cqsa_backend_v1& backend, const cqsa_attention_args& args, cqsa_attention_params& inout);
+
+// Params with num_heads = 0 take from the tensors what they do not state; others are left alone. What is stated and is not so is an
+// error here, or stays and is one for make_problem or bind_operands.
+cqsa_status complete_params(const cqsa_backend_v1& backend, const cqsa_attention_args& args, cqsa_attention_params& inout);
 
 // The leaf of the whole problem without data: every operand that is there has a non-NULL data pointer that must not be
 // followed, and compact strides. For probe and workspace.
