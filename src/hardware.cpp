@@ -150,7 +150,7 @@ void nominal(const cqsa_context& context, hardware_model& model) {
 
 // Kernels are written for two blocks on each unit, so that one computes while the other loads.
 double parallel_blocks_of(const cqsa_device_properties& properties) {
-  return properties.compute_units > 1 ? 2.0 * properties.compute_units : 0;
+  return properties.chip.compute_units > 1 ? 2.0 * properties.chip.compute_units : 0;
 }
 
 cqsa_status add_capacities(const cqsa_context& context, hardware_model& model) {

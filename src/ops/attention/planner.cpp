@@ -18,7 +18,7 @@ constexpr double tie = 1.02;              // candidates within 2 % of the fastes
 constexpr double tie_of_blocks = 1.005;   // .. 0.5 % where it is known how many blocks fill the device: there less memory means idle units
 constexpr int64_t most_cqs_tasks = 1000;  // deeper decompositions are made only on request
 constexpr int most_tiles = 16;
-constexpr cqsa_leaf_tile generic_tile{128, 128, 1.0};  // of a machine that is not here
+constexpr cqsa_leaf_tile generic_tile{128, 128, 1.0, 0};  // of a machine that is not here
 
 int64_t rounded_up(int64_t value, int64_t step) { return value / step * step + (value % step ? step : 0); }
 
