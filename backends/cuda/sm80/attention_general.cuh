@@ -10,7 +10,7 @@ namespace cqsa::gpu::sm80 {
 // s = q k^T where groups of channels of k have scales of their own: each group's product is multiplied with its scale in f32.
 template <class S, int Kind>
 CQSA_DEVICE void multiply_qk_grouped(const attention_params& p, const tile_memory<S>& mem, int parity, int warp, const query_tile<S>& q, logit_tile<S>& x) {
-  const matrix_place<S::d, false> place(mem.k(0), 0);
+  const matrix_place<S::d, false> place(mem.k(0), 0, thread_now());
   clear_logits<S>(x);
 #pragma unroll
   for (int pair = 0; pair < S::keys / 16; ++pair) {

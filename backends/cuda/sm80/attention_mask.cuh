@@ -138,7 +138,7 @@ CQSA_DEVICE void multiply_pv_scaled(const float* scale, const unsigned char* val
     for (int i = 0; i < 4; ++i) x.s[0][nt][i] *= inverse[i / 2];
 #pragma unroll
   for (int step = 0; step < S::keys / 16; ++step) fragment_of<S, Kind>(x, 0, step, a[step]);
-  const matrix_place<S::dv, true> place(values, 0);
+  const matrix_place<S::dv, true> place(values, 0, thread_now());
 #pragma unroll
   for (int pair = 0; pair < S::dv / 16; ++pair) {
     float part[2][4] = {};
@@ -222,7 +222,7 @@ template <int Kind> CQSA_DEVICE void visible_fragment(uint32_t bits, uint32_t (&
 // Adds to o what wild values make of it in the rows of tile mt that see them. A second product counts them; it is slow and small,
 // since nobody waits for it.
 template <class S, int Kind> CQSA_DEVICE void add_wild_values(const unsigned char* values, uint64_t visible, int mt, row_sums<S>& sums) {
-  const matrix_place<S::dv, true> place(values, 0);
+  const matrix_place<S::dv, true> place(values, 0, thread_now());
 #pragma unroll 1
   for (int pair = 0; pair < S::dv / 16; ++pair) {
     float count[2][4] = {};

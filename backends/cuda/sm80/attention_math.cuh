@@ -18,7 +18,7 @@ template <class S> struct row_sums {
 // The largest logit so far of each row, natural units, is in shared memory, as is l: registers are for the sums. All lanes of a quad
 // write the same to it and each reads what it wrote.
 template <class S> CQSA_DEVICE float& maximum_of(const tile_memory<S>& mem, int warp, int mt, int r) {
-  return mem.row_m()[(warp * S::m_tiles + mt) * 16 + 8 * r + thread_now() % 32 / 4];
+  return mem.row_m()[(warp * S::m_tiles + mt) * 16 + 8 * r + thread_at<6>() % 32 / 4];
 }
 template <class S> struct logit_tile {
   float s[S::m_tiles][S::keys / 8][4];
@@ -41,8 +41,8 @@ template <int D, bool RowsFirst> struct matrix_place {
   static constexpr int mixed_chunks = D % 64 == 0 ? 8 : 4;  // the XOR stays within so many neighbours
   const unsigned char* base;
   int lane_at;
-  CQSA_DEVICE matrix_place(const unsigned char* first_row, int row0) : base(first_row) {
-    const int lane = thread_index() % 32, matrix = lane / 8;
+  CQSA_DEVICE matrix_place(const unsigned char* first_row, int row0, int thread) : base(first_row) {
+    const int lane = thread % 32, matrix = lane / 8;
     const int down = RowsFirst ? matrix & 1 : matrix >> 1, right = RowsFirst ? matrix >> 1 : matrix & 1;
     const int r = row0 + down * 8 + lane % 8;
     lane_at = r * (2 * D) + 16 * (right ^ mix_of<D>(r));
@@ -60,13 +60,13 @@ template <class S> CQSA_DEVICE void read_queries(const tile_memory<S>& mem, int 
 #pragma unroll
     for (int n = 0; n < 4 * S::m_tiles; ++n) a[n / 4][n % 4] = q.a[step][n / 4][n % 4];
   } else {
-    const matrix_place<S::d, true> place(mem.q(), warp * 16 * S::m_tiles);
+    const matrix_place<S::d, true> place(mem.q(), warp * 16 * S::m_tiles, thread_at<0>());
 #pragma unroll
     for (int mt = 0; mt < S::m_tiles; ++mt) ldmatrix_x4(a[mt], place.at(mt, step));
   }
 }
 template <class S> CQSA_DEVICE void keep_queries(const tile_memory<S>& mem, int warp, query_tile<S>& q) {
-  const matrix_place<S::d, true> place(mem.q(), warp * 16 * S::m_tiles);
+  const matrix_place<S::d, true> place(mem.q(), warp * 16 * S::m_tiles, thread_at<0>());
 #pragma unroll
   for (int step = 0; step < S::d / 16; ++step)
 #pragma unroll
@@ -85,7 +85,7 @@ template <class S> CQSA_DEVICE void clear_logits(logit_tile<S>& x) {
 // s = q k^T.
 template <class S, int Kind>
 CQSA_DEVICE void multiply_qk(const tile_memory<S>& mem, const unsigned char* keys, int warp, const query_tile<S>& q, logit_tile<S>& x) {
-  const matrix_place<S::d, false> place(keys, 0);
+  const matrix_place<S::d, false> place(keys, 0, thread_at<1>());
   clear_logits<S>(x);
 #pragma unroll
   for (int step = 0; step < S::d / 16; ++step) {
@@ -115,7 +115,7 @@ template <class S, int Kind> CQSA_DEVICE void fragment_of(const logit_tile<S>& x
 
 // o += p v.
 template <class S, int Kind> CQSA_DEVICE void multiply_pv(const unsigned char* values, const logit_tile<S>& x, row_sums<S>& sums) {
-  const matrix_place<S::dv, true> place(values, 0);
+  const matrix_place<S::dv, true> place(values, 0, thread_at<2>());
 #pragma unroll
   for (int step = 0; step < S::keys / 16; ++step) {
     uint32_t a[S::m_tiles][4];
