@@ -6,11 +6,13 @@ set(CQSA_GPU_KERNELS
   attention_d256.cu
   attention_d512.cu
   attention_tail.cu
+  combine.cu
   gather.cu
   merge.cu)
 set(CQSA_GPU_HOST
   attention_fill.cpp
   attention_leaf.cpp
+  combine_leaf.cpp
   gather_leaf.cpp
   merge_leaf.cpp)
 list(TRANSFORM CQSA_GPU_KERNELS PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
