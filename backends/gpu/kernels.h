@@ -3,6 +3,10 @@
 #pragma once
 
 #define CQSA_GPU_KERNELS(X)      \
+  X(cqsa_hadamard, 256, 0)       \
+  X(cqsa_kv_append, 256, 0)      \
+  X(cqsa_kv_append_q4, 256, 0)   \
+  X(cqsa_kv_gather, 256, 0)      \
   X(cqsa_attention_d64, 256, 0)  \
   X(cqsa_attention_d128, 256, 0) \
   X(cqsa_attention_d256, 256, 0) \
