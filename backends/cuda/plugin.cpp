@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "backends/gpu/kv.h"
 #include "backends/gpu/port.h"
 #include "device.h"
 #include "error.h"
@@ -65,6 +66,9 @@ cqsa_backend_v1 make_backend() {
   b.stream_free = stream_free;
   b.pointer_query = pointer_query;
   b.code = cqsa_cuda_code_list;
+  b.kv_append = gpu::portable_kv_append;
+  b.kv_gather = gpu::portable_kv_gather;
+  b.hadamard = gpu::portable_hadamard;
   return b;
 }
 

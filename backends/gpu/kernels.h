@@ -10,4 +10,8 @@
   X(cqsa_attention_tail, 256, 0)    \
   X(cqsa_attention_combine, 128, 0) \
   X(cqsa_merge, 256, 0)             \
+  X(cqsa_hadamard, 256, 0)          \
+  X(cqsa_kv_append, 256, 0)         \
+  X(cqsa_kv_append_q4, 256, 0)      \
+  X(cqsa_kv_gather, 256, 0)         \
   X(cqsa_gather, 256, 0)
