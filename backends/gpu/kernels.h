@@ -9,4 +9,8 @@
   X(cqsa_attention_d512, 256, 0) \
   X(cqsa_attention_tail, 256, 0) \
   X(cqsa_merge, 256, 0)          \
-  X(cqsa_gather, 256, 0)
+  X(cqsa_gather, 256, 0)         \
+  X(cqsa_selected_d64, 256, 0)   \
+  X(cqsa_selected_d128, 256, 0)  \
+  X(cqsa_selected_d256, 256, 0)  \
+  X(cqsa_selected_d512, 256, 0)
