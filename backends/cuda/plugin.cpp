@@ -31,6 +31,15 @@ int32_t state(char* reason, uint64_t size) {
   return now.state;
 }
 
+struct selected_list {
+  const cqsa_selected_impl* first;
+  int32_t count;
+};
+selected_list selected_impls() {
+  static const cqsa_selected_impl list[] = {gpu::portable_selected};
+  return {list, static_cast<int32_t>(sizeof list / sizeof *list)};
+}
+
 cqsa_backend_v1 make_backend() {
   cqsa_backend_v1 b = {};
   b.struct_size = sizeof b;
@@ -69,6 +78,8 @@ cqsa_backend_v1 make_backend() {
   b.kv_append = gpu::portable_kv_append;
   b.kv_gather = gpu::portable_kv_gather;
   b.hadamard = gpu::portable_hadamard;
+  b.selected = selected_impls().first;
+  b.num_selected = selected_impls().count;
   return b;
 }
 

@@ -14,4 +14,8 @@
   X(cqsa_kv_append, 256, 0)         \
   X(cqsa_kv_append_q4, 256, 0)      \
   X(cqsa_kv_gather, 256, 0)         \
+  X(cqsa_selected_d64, 256, 0)      \
+  X(cqsa_selected_d128, 256, 0)     \
+  X(cqsa_selected_d256, 256, 0)     \
+  X(cqsa_selected_d512, 256, 0)     \
   X(cqsa_gather, 256, 0)
