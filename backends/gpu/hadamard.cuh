@@ -27,12 +27,12 @@ CQSA_DEVICE void hadamard_block(const hadamard_params& p) {
     }
     barrier();
     rotate_rows(values, p.rows_shift + p.n_shift, p.n_shift);
+    // No barrier behind this loop: a thread puts its next values where it has taken these.
     for (int i = thread_index(); i < fours; i += block_threads()) {
       const int row = i >> fours_shift, c = (i & ((1 << fours_shift) - 1)) * 4;
       if (first + row >= p.rows) continue;
       store_four(p.out, row_start(p.out, p.shape, first + row), c, n, take_four(values, (row << p.n_shift) + c, n - c, p.factor));
     }
-    barrier();  // the next rows go where these are
   }
 }
 

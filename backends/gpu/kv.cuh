@@ -148,6 +148,7 @@ template <int Lanes> CQSA_DEVICE void kv_append_q4_block(const kv_params& p) {
     }
     barrier();
     rotate_rows(values, p.rows_shift + p.n_shift, p.n_shift);
+    // No barrier behind this loop: a thread puts its next values where it has taken these.
     for (int i = thread_index(); i < fours; i += block_threads()) {
       const int64_t unit = first + (i >> fours_shift);
       const int c = (i & ((1 << fours_shift) - 1)) * 4;
@@ -157,7 +158,6 @@ template <int Lanes> CQSA_DEVICE void kv_append_q4_block(const kv_params& p) {
       const uint32_t codes = encode_block<Lanes>(take_four(values, (i >> fours_shift << p.n_shift) + c, 4, p.factor), lane, &d);
       store_block<Lanes>(p.pool.data + offset_of(p.pool, page, unit % p.heads, row, 0) + c / 32 * 18, d, codes, lane, there);
     }
-    barrier();  // the next rows go where these are
   }
 }
 
