@@ -44,6 +44,14 @@ enum {
                                  * Only backends with memory of their own are asked, in enqueue mode. */
 };
 
+/* What of a device decides which kernels there are and how they are cut. All 0 on a host backend, and for a machine that is not here. */
+typedef struct cqsa_chip {
+  int32_t tier;          /* the newest tuned kernels that this build has for it: 70, 75, 80, 90; 0: portable ones only */
+  int32_t compute_units; /* multiprocessors */
+  int32_t shared_bytes;  /* most shared memory of a block */
+  int32_t reserved;
+} cqsa_chip;
+
 /* One leaf call: attention of every row named by the rectangles over the keys named by them. The same struct goes to probe,
  * workspace and launch. num_rects = 0 with rects NULL: for every batch item the whole of its rows and keys (the only form in
  * which cu_seqlens, seqused_k and page_table may be given). A rectangle with k_len = 0 only finishes its rows. */
@@ -78,6 +86,9 @@ typedef struct cqsa_attention_leaf {
   int32_t batch_invariant;
   int64_t window_left, window_right; /* -1: no limit (also when there is no window) */
   int64_t tile_q, tile_k;            /* tiling the planner chose, from the implementation's own offers */
+  int32_t precision;                 /* CQSA_PRECISION_* */
+  int32_t reserved;
+  cqsa_chip chip;
 } cqsa_attention_leaf;
 
 /* How a host-side leaf runs in parallel and stays cancellable. run() calls task(data, i) once for each i in [0, num_tasks),
@@ -94,6 +105,7 @@ typedef struct cqsa_exec {
 typedef struct cqsa_leaf_tile {
   int64_t tile_q, tile_k;
   double efficiency; /* rate relative to the implementation's best tile, (0, 1] */
+  double blocks_per_unit; /* query tiles that a compute unit works on at once; 0: not known */
 } cqsa_leaf_tile;
 
 /* One entry of an ordered dispatch list. The first whose probe accepts is used; the reference is last. */
@@ -125,13 +137,67 @@ typedef struct cqsa_merge_leaf {
   int64_t lse_a_stride[4], lse_b_stride[4], lse_stride[4];
 } cqsa_merge_leaf;
 
+/* Attention over selected cells of a paged cache; cqsa.h section 11 has the formula. Views: q, out [-, query head, row, channel];
+ * k, v, their scales [page, key head, row of the page, channel or group]; lse [-, query head, row, -]. */
+typedef struct cqsa_selected_leaf {
+  uint32_t struct_size;
+  uint32_t flags; /* none yet */
+  int64_t total_q, num_heads, num_kv_heads, head_dim, head_dim_v;
+  int64_t num_pages, page_size, pages; /* in the pool, rows of one, entries of a row of page_table */
+  int64_t capacity;                    /* entries of a row of cells */
+  cqsa_view q, k, v, k_scale, v_scale, out, lse;
+  int64_t kv_group; /* int8: channels of a scale; otherwise 0 */
+  /* Device memory on a backend with its own; nobody has looked at the values, and wrong ones are skipped as cqsa.h says. */
+  const int32_t *page_table, *cells, *counts;
+  int64_t page_table_stride[2], cells_stride[2], counts_stride; /* elements: query (0: one for all), entry */
+  double softmax_scale;
+  int32_t precision; /* CQSA_PRECISION_* */
+  int32_t reserved;
+  cqsa_chip chip;
+} cqsa_selected_leaf;
+
+/* As cqsa_attention_impl. */
+typedef struct cqsa_selected_impl {
+  const char *name;
+  const char *requirement;
+  cqsa_status (*probe)(const cqsa_selected_leaf *leaf, char *reason, uint64_t reason_size);
+  uint64_t (*workspace)(const cqsa_selected_leaf *leaf, int64_t workers);
+  cqsa_status (*launch)(void *device, const cqsa_selected_leaf *leaf, void *workspace, uint64_t workspace_bytes, const cqsa_exec *exec,
+                        void *stream);
+} cqsa_selected_impl;
+
+/* Rows into or out of a cache; cqsa.h section 12. Views: x [-, key head, row, channel], pool and scale [page, key head, row of the
+ * page, channel (Q4_0: byte) or group]. */
+typedef struct cqsa_kv_leaf {
+  uint32_t struct_size;
+  int32_t format; /* CQSA_KV_FORMAT_* */
+  int64_t rows, num_kv_heads, head_dim;
+  int64_t num_pages, page_size, pages;
+  cqsa_view x, pool, scale;
+  int64_t kv_group;
+  const int32_t *page_table;
+  const void *cells;
+  cqsa_dtype cells_dtype; /* I32 or I64 */
+  int32_t reserved;
+  int64_t page_table_stride[2], cells_stride;
+} cqsa_kv_leaf;
+
+/* out = x times the orthonormal Walsh-Hadamard matrix of size n. */
+typedef struct cqsa_hadamard_leaf {
+  int64_t shape[3]; /* leading axes, 1 where unused */
+  int64_t n;
+  const void *x;
+  void *out;
+  cqsa_dtype dtype_x, dtype_out;
+  int64_t x_stride[4], out_stride[4]; /* leading axes, channel; elements */
+} cqsa_hadamard_leaf;
+
 typedef struct cqsa_device_properties {
   char name[128];
   char arch[32];               /* "avx512", "sm_90" */
   uint64_t total_bytes;        /* device memory (host memory for the CPU) */
   uint64_t free_bytes;         /* now */
-  int32_t compute_units;       /* cores, SMs, CUs */
-  int32_t reserved;
+  cqsa_chip chip;              /* all 0 but compute_units (cores) on a host backend */
 } cqsa_device_properties;
 
 /* What the driver knows of an address. */
@@ -209,6 +275,13 @@ typedef struct cqsa_backend_v1 {
   cqsa_status (*pointer_query)(void *device, const void *pointer, cqsa_pointer_info *info_out);
   /* Architectures this build has code for: "sm_75 sm_80 sm_90a compute_90". */
   const char *code;
+
+  /* Selected cells and caches. */
+  const cqsa_selected_impl *selected;
+  int32_t num_selected;
+  cqsa_status (*kv_append)(void *device, const cqsa_kv_leaf *leaf, const cqsa_exec *exec, void *stream);
+  cqsa_status (*kv_gather)(void *device, const cqsa_kv_leaf *leaf, const cqsa_exec *exec, void *stream);
+  cqsa_status (*hadamard)(void *device, const cqsa_hadamard_leaf *leaf, const cqsa_exec *exec, void *stream);
 } cqsa_backend_v1;
 
 typedef struct cqsa_host_v1 {

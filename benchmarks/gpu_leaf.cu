@@ -41,7 +41,7 @@ extern "C" __global__ void cqsa_merge(const merge_params p);
 
 static const void* const kernels[] = {(const void*)cqsa_attention_d64,  (const void*)cqsa_attention_d128, (const void*)cqsa_attention_d256,
                                       (const void*)cqsa_attention_d512, (const void*)cqsa_attention_tail, (const void*)cqsa_merge};
-static device_facts this_device{32, 0, 65536, 0};
+static device_facts this_device{32, 0, 65536, 0, 0};
 
 namespace cqsa::cpu {
 cqsa_status fail(cqsa_status status, const char*) { return status; }

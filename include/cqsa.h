@@ -387,6 +387,15 @@ enum {
   CQSA_BROADCAST_KEY = 1 << 3
 };
 
+/* The least precision of the products; sums and the softmax are in f32 or better whatever it is. An implementation may be more
+ * precise than was asked. */
+enum {
+  CQSA_PRECISION_DEFAULT = 0, /* what the dtypes ask for: 16-bit operands as they are, probabilities rounded to q's type; f32 in f32 */
+  CQSA_PRECISION_FAST = 1,    /* f32 operands may be rounded to 16 bits (none does so yet) */
+  CQSA_PRECISION_SPLIT = 2,   /* what 16 bits do not hold is the sum of two of them, both multiplied by the matrix units */
+  CQSA_PRECISION_F32 = 3      /* f32 products */
+};
+
 /* All that decides the plan. In cqsa_attention() the shapes, dtypes, places and presence flags may be left out: with
  * num_heads = 0 all of them are taken from the tensors in args (what is stated all the same must agree with them; a stated
  * CQSA_MEMORY_MAPPED counts for what is in host memory). cqsa_attention_params_of() does the same for a plan. */
@@ -436,7 +445,7 @@ typedef struct cqsa_attention_params {
   int32_t schedule; /* CQSA_SCHEDULE_* */
   int32_t cqs_c;    /* with CQSA_SCHEDULE_CQS: number of chunks, 3 7 13 21 31 57 73 91 133; 0: the planner chooses */
   int32_t cqs_itr;  /* depth, 1..3; 0: the planner chooses */
-  int32_t reserved; /* 0 */
+  int32_t precision; /* CQSA_PRECISION_*; 0: what the dtypes ask for */
   int64_t tile_q;   /* rows that stay resident at a time; 0: the planner chooses */
   int64_t tile_k;   /* keys that are resident at a time; 0: the planner chooses */
 } cqsa_attention_params;

@@ -72,6 +72,7 @@ cqsa_status make_plan(const cqsa_context* context, const cqsa_attention_params* 
   CQSA_TRY(make_problem(params, plan.problem));
   plan.number = plans.fetch_add(1, std::memory_order_relaxed) + 1;
   plan.context = const_cast<cqsa_context*>(context);
+  plan.problem.chip = context->chip;
   CQSA_TRY(hardware_of(*context, rates::known, plan.hardware));
   if (context->is_host()) return choose_plan(plan);
   const bool whole = choose_whole(plan);

@@ -106,7 +106,10 @@ cqsa_status open_device(int32_t index, cqsa_context& context) {
                 context.backend->name, count, count == 1 ? "" : "s");
   context.device_index = index;
   if (context.is_host()) return CQSA_OK;
-  const cqsa_status status = context.backend->device_open(index, &context.device);
+  cqsa_device_properties properties{};
+  cqsa_status status = context.backend->device_properties(index, &properties);
+  context.chip = properties.chip;
+  if (status == CQSA_OK) status = context.backend->device_open(index, &context.device);
   return status == CQSA_OK ? CQSA_OK : fail(status, "%s", context.backend->last_error());
 }
 

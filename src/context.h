@@ -34,6 +34,7 @@ struct cqsa_context {
   const cqsa_backend_v1* backend = nullptr;
   void* device = nullptr;  // from backend->device_open; nullptr on a host backend
   int32_t device_index = 0;
+  cqsa_chip chip{};  // of the device; all 0 on a host backend
   uint64_t number = 0;  // no other context of this process has had it: addresses are used again
   int32_t num_threads = 1;
   cqsa_allocator allocator{};  // always has both functions

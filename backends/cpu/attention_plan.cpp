@@ -129,15 +129,15 @@ uint64_t carve(const kernel_target& target, const cqsa_attention_leaf& leaf, cha
 }
 
 // Efficiencies measured on a Zen 5 at head_dim 64 and 128, AVX-512 (AVX2 loses a little less); the planner needs ratios only.
-constexpr cqsa_leaf_tile offers[] = {{128, 128, 1.0}, {64, 128, 0.98}, {64, 64, 0.95}, {32, 64, 0.93}, {32, 32, 0.89},
-                                     {16, 32, 0.77},  {16, 16, 0.74}};
+constexpr cqsa_leaf_tile offers[] = {{128, 128, 1.0, 0}, {64, 128, 0.98, 0}, {64, 64, 0.95, 0}, {32, 64, 0.93, 0}, {32, 32, 0.89, 0},
+                                     {16, 32, 0.77, 0},  {16, 16, 0.74, 0}};
 // With batch_invariant one tile_k for all: it decides the order of a row's sums.
-constexpr cqsa_leaf_tile invariant_offers[] = {{128, 64, 1.0}, {64, 64, 0.97}, {32, 64, 0.95}, {16, 64, 0.82}};
+constexpr cqsa_leaf_tile invariant_offers[] = {{128, 64, 1.0, 0}, {64, 64, 0.97, 0}, {32, 64, 0.95, 0}, {16, 64, 0.82, 0}};
 
 // Products of pairs of bf16: k and v are packed for each tile of queries, which larger ones repay.
-constexpr cqsa_leaf_tile pair_offers[] = {{256, 128, 1.0}, {128, 128, 0.97}, {64, 128, 0.9}, {64, 64, 0.85},
-                                          {32, 64, 0.75},  {32, 32, 0.65},   {16, 32, 0.45}};
-constexpr cqsa_leaf_tile invariant_pair_offers[] = {{256, 64, 1.0}, {128, 64, 0.97}, {64, 64, 0.9}, {32, 64, 0.75}, {16, 64, 0.5}};
+constexpr cqsa_leaf_tile pair_offers[] = {{256, 128, 1.0, 0}, {128, 128, 0.97, 0}, {64, 128, 0.9, 0}, {64, 64, 0.85, 0},
+                                          {32, 64, 0.75, 0},  {32, 32, 0.65, 0},   {16, 32, 0.45, 0}};
+constexpr cqsa_leaf_tile invariant_pair_offers[] = {{256, 64, 1.0, 0}, {128, 64, 0.97, 0}, {64, 64, 0.9, 0}, {32, 64, 0.75, 0}, {16, 64, 0.5, 0}};
 
 struct offer_list {
   const cqsa_leaf_tile* list;

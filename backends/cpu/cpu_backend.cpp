@@ -102,7 +102,7 @@ cqsa_status device_properties(int32_t device, cqsa_device_properties* out) {
   const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   out->total_bytes = pages > 0 && page > 0 ? uint64_t(pages) * uint64_t(page) : 0;
   out->free_bytes = free_bytes(out->total_bytes);
-  out->compute_units = core_count();
+  out->chip.compute_units = core_count();
   return CQSA_OK;
 }
 

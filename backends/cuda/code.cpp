@@ -4,6 +4,7 @@
 #include <cinttypes>
 #include <cstdio>
 
+#include "code_list.h"
 #include "error.h"
 #include "images.h"
 
@@ -12,17 +13,23 @@ namespace cqsa::cuda {
 namespace {
 
 constexpr const char* kernel_names[] = {
-#define CQSA_CUDA_KERNEL_NAME(name, threads) #name,
-    CQSA_GPU_KERNELS(CQSA_CUDA_KERNEL_NAME)
+#define CQSA_CUDA_KERNEL_NAME(name, threads, tier) #name,
+    CQSA_ALL_KERNELS(CQSA_CUDA_KERNEL_NAME)
 #undef CQSA_CUDA_KERNEL_NAME
 };
 static_assert(sizeof kernel_names / sizeof *kernel_names == most_kernels);
+constexpr int32_t kernel_tiers[] = {
+#define CQSA_CUDA_KERNEL_TIER(name, threads, tier) tier,
+    CQSA_ALL_KERNELS(CQSA_CUDA_KERNEL_TIER)
+#undef CQSA_CUDA_KERNEL_TIER
+};
+constexpr int most_images = 64;
 
 // A library of the driver belongs to the process, not to a context: loaded once, it serves every device, also one whose
 // context was destroyed and made anew. It stays.
 struct process_code {
   std::mutex lock;
-  int images;  // loaded so far
+  bool loaded[most_images];
   CUkernel kernel[most_kernels];
 };
 constinit process_code code = {};
@@ -38,11 +45,18 @@ cqsa_status load_image(const cqsa_cuda_image& image) {
   return CQSA_OK;
 }
 
-cqsa_status load_images() {
+// Whether the kernels of this tier are what the device is to use.
+bool is_used(int32_t tier, const gpu::device_facts& facts) { return tier <= facts.tier && gpu::tier_is_for(tier, facts.arch); }
+
+cqsa_status load_images(const gpu::device_facts& facts) {
   const std::lock_guard hold(code.lock);
-  for (; code.images < cqsa_cuda_num_images; ++code.images) CQSA_CUDA_TRY(load_image(cqsa_cuda_images[code.images]));
+  for (int i = 0; i < cqsa_cuda_num_images; ++i) {
+    if (code.loaded[i] || !is_used(cqsa_cuda_images[i].tier, facts)) continue;
+    CQSA_CUDA_TRY(load_image(cqsa_cuda_images[i]));
+    code.loaded[i] = true;
+  }
   for (int i = 0; i < most_kernels; ++i)
-    if (code.kernel[i] == nullptr)
+    if (code.kernel[i] == nullptr && is_used(kernel_tiers[i], facts))
       return fail(CQSA_ERROR_INTERNAL, "the kernel %s is in none of the %d images of device code in this build", kernel_names[i],
                   cqsa_cuda_num_images);
   return CQSA_OK;
@@ -66,9 +80,20 @@ cqsa_status load_function(device& d, int i) {
 
 }  // namespace
 
+int32_t best_tier(int32_t arch) {
+  int32_t best = 0;
+  for (int i = 0; i < cqsa_cuda_num_images; ++i) {
+    const cqsa_cuda_image& image = cqsa_cuda_images[i];
+    if (image.tier > best && gpu::tier_is_for(image.tier, arch) && list_has_code(image.code, arch)) best = image.tier;
+  }
+  return best;
+}
+
 cqsa_status load_code(device& d) {
-  CQSA_CUDA_TRY(load_images());
-  for (int i = 0; i < most_kernels; ++i) CQSA_CUDA_TRY(load_function(d, i));
+  if (cqsa_cuda_num_images > most_images) return fail(CQSA_ERROR_INTERNAL, "this build has %d images of device code", cqsa_cuda_num_images);
+  CQSA_CUDA_TRY(load_images(d.facts));
+  for (int i = 0; i < most_kernels; ++i)
+    if (is_used(kernel_tiers[i], d.facts)) CQSA_CUDA_TRY(load_function(d, i));
   return CQSA_OK;
 }
 

@@ -32,7 +32,7 @@ CUresult list_device(int32_t index, device& d) {
   if (result == CUDA_SUCCESS) result = attribute(d, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, shared);
   if (result == CUDA_SUCCESS) result = attribute(d, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, pools);
   d.name[sizeof d.name - 1] = '\0';
-  d.facts = {32, units, shared, 10 * major + minor};
+  d.facts = {32, units, shared, 10 * major + minor, best_tier(10 * major + minor)};
   d.total_bytes = total;
   d.has_pools = pools != 0;
   d.has_code = list_has_code(cqsa_cuda_code_list, d.facts.arch);
@@ -118,7 +118,7 @@ cqsa_status device_properties(int32_t index, cqsa_device_properties* out) {
   std::snprintf(answer.name, sizeof answer.name, "%s", d->name);
   std::snprintf(answer.arch, sizeof answer.arch, "sm_%" PRId32, d->facts.arch);
   answer.total_bytes = d->total_bytes;
-  answer.compute_units = d->facts.compute_units;
+  answer.chip = {d->facts.tier, d->facts.compute_units, d->facts.shared_bytes, 0};
   *out = answer;
   return CQSA_OK;
 }

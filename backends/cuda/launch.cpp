@@ -17,6 +17,7 @@ namespace {
 cqsa_status check_launch(const cuda::device& d, kernel_id kernel, const launch_shape& shape, size_t params_bytes) {
   const int i = static_cast<int>(kernel);
   if (i < 0 || i >= most_kernels) return fail(CQSA_ERROR_INTERNAL, "there is no kernel %d", i);
+  if (d.function[i] == nullptr) return fail(CQSA_ERROR_INTERNAL, "kernel %s is not for device %" PRId32, kernel_name(kernel), d.index);
   if (d.params_bytes[i] != 0 && d.params_bytes[i] != params_bytes)
     return fail(CQSA_ERROR_INTERNAL, "kernel %s takes %" PRIu64 " bytes of parameters, not %zu", kernel_name(kernel), d.params_bytes[i],
                 params_bytes);

@@ -70,6 +70,7 @@ void trial::describe_problem(int64_t head_dim) {
   leaf_.seqlen_k = head_dim <= 64 ? 4096 : 2048;  // a millisecond on an H200
   leaf_.softmax_scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
   leaf_.window_left = leaf_.window_right = -1;
+  leaf_.chip = {device_of(handle_).facts.tier, device_of(handle_).facts.compute_units, device_of(handle_).facts.shared_bytes, 0};
   const int64_t shared = 4 * (leaf_.seqlen_q * leaf_.head_dim + leaf_.seqlen_k * (leaf_.head_dim + leaf_.head_dim_v));
   const int64_t most_heads = (most_bytes - shared) / (4 * leaf_.seqlen_q * leaf_.head_dim_v);
   leaf_.num_heads = std::min(std::max<int64_t>(units / 4, 4), most_heads);

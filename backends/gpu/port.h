@@ -2,33 +2,34 @@
 // What the vendor-neutral host code of the GPU backends (backends/gpu/*.cpp) needs from a plugin. Each plugin implements these
 // functions once: CUDA over libcuda, HIP over libamdhip64, and the SIMT harness of the tests by running the kernels on the CPU.
 //
-// All device code of a plugin is loaded when a device is opened, whatever compiler made it, so that launch() finds a kernel by
+// All device code that is for a device is loaded when it is opened, whatever compiler made it, so that launch() finds a kernel by
 // number and is safe in a stream that is being captured, also at the first call of a process.
 #pragma once
 
 #include "backends/cqsa_backend.h"
+#include "backends/cuda/kernels.h"
+#include "kernels.h"
 
 #include <cstddef>
 #include <cstdint>
 
 namespace cqsa::gpu {
 
-// X(name, threads per block): every kernel of the portable tier. The names are those of the extern "C" functions.
-#define CQSA_GPU_KERNELS(X)    \
-  X(cqsa_attention_d64, 256)   \
-  X(cqsa_attention_d128, 256)  \
-  X(cqsa_attention_d256, 256)  \
-  X(cqsa_attention_d512, 256)  \
-  X(cqsa_attention_tail, 256)  \
-  X(cqsa_merge, 256)           \
-  X(cqsa_gather, 256)
+// Every kernel of every tier, the portable ones first.
+#define CQSA_ALL_KERNELS(X) CQSA_GPU_KERNELS(X) CQSA_CUDA_KERNELS(X)
 
 enum class kernel_id : int32_t {
-#define CQSA_GPU_KERNEL_ID(name, threads) name,
-  CQSA_GPU_KERNELS(CQSA_GPU_KERNEL_ID)
+#define CQSA_GPU_KERNEL_ID(name, threads, tier) name,
+  CQSA_ALL_KERNELS(CQSA_GPU_KERNEL_ID)
 #undef CQSA_GPU_KERNEL_ID
       count
 };
+
+// Whether kernels of a tier are for devices of this arch; whether a build has them is another question. Tiers: 0 is portable, 70
+// and 75 are for Volta and Turing alone, 80 for everything since Ampere, 90 for Hopper alone.
+constexpr bool tier_is_for(int32_t tier, int32_t arch) {
+  return tier == 0 || (tier == 80 ? arch >= 80 : tier == 90 ? arch == 90 : arch >= tier && arch < tier + 5);
+}
 
 // What a launch depends on. arch is 10 * major + minor on CUDA (90 for sm_90) and 0 elsewhere.
 struct device_facts {
@@ -36,6 +37,7 @@ struct device_facts {
   int32_t compute_units;
   int32_t shared_bytes;   // most shared memory of a block, at least 64 KiB on everything since sm_70
   int32_t arch;
+  int32_t tier;           // as in cqsa_chip
 };
 
 struct launch_shape {

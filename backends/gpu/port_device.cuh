@@ -35,7 +35,10 @@
 #define CQSA_DEVICE __device__ __forceinline__
 // CQSA_KERNEL(threads per block, name, type of its one parameter) { .. p .. }. Two blocks on a multiprocessor (two waves on a SIMD
 // unit of AMD's), so that one computes while the other loads: at most 128 registers on NVIDIA's chips.
-#define CQSA_KERNEL(threads, name, params) extern "C" __global__ void __launch_bounds__(threads, 2) name(const params p)
+#define CQSA_KERNEL(threads, name, params) CQSA_TUNED_KERNEL(threads, 2, name, params)
+// .. and with another number of blocks.
+#define CQSA_TUNED_KERNEL(threads, blocks, name, params) \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const params p)
 
 namespace cqsa::gpu {
 

@@ -9,6 +9,7 @@ set(CQSA_GPU_KERNELS
   gather.cu
   merge.cu)
 set(CQSA_GPU_HOST
+  attention_fill.cpp
   attention_leaf.cpp
   gather_leaf.cpp
   merge_leaf.cpp)

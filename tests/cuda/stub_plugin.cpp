@@ -11,7 +11,7 @@
 #endif
 
 extern "C" {
-const cqsa_cuda_image cqsa_cuda_images[] = {{"first.cu", "first", 6}, {"second.cu", "second", 7}};
+const cqsa_cuda_image cqsa_cuda_images[] = {{"first.cu", "first", 6, 0, STUB_CODE_LIST}, {"second.cu", "second", 7, 0, STUB_CODE_LIST}};
 const int cqsa_cuda_num_images = 2;
 const char cqsa_cuda_code_list[] = STUB_CODE_LIST;
 }
@@ -29,7 +29,7 @@ cqsa_status probe(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) 
   return leaf->q.dtype == CQSA_DTYPE_F32 ? CQSA_OK : CQSA_ERROR_UNSUPPORTED;
 }
 
-int32_t tiles(const cqsa_attention_leaf*, cqsa_leaf_tile* out, int32_t) { return out[0] = {64, 64, 1}, 1; }
+int32_t tiles(const cqsa_attention_leaf*, cqsa_leaf_tile* out, int32_t) { return out[0] = {64, 64, 1, 2}, 1; }
 
 uint64_t workspace(const cqsa_attention_leaf*, int64_t) { return 4096; }
 

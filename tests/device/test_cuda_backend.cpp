@@ -97,8 +97,8 @@ void case_properties() {
   cqsa_device_properties p = {};
   for (int32_t i = 0; i < count; ++i) {
     CALL_OK(b(), device_properties, i, &p);
-    CHECK(p.name[0] != '\0' && std::strncmp(p.arch, "sm_", 3) == 0 && p.total_bytes > 0 && p.compute_units > 0, "device %d", i);
-    std::printf("device %d: %s, %s, %" PRIu64 " bytes, %d units\n", i, p.name, p.arch, p.total_bytes, p.compute_units);
+    CHECK(p.name[0] != '\0' && std::strncmp(p.arch, "sm_", 3) == 0 && p.total_bytes > 0 && p.chip.compute_units > 0, "device %d", i);
+    std::printf("device %d: %s, %s, %" PRIu64 " bytes, %d units\n", i, p.name, p.arch, p.total_bytes, p.chip.compute_units);
   }
   CHECK(p.free_bytes == 0, "without a context the free memory is not known");
   for (const int32_t bad : {-1, count, INT32_MAX}) {

@@ -163,7 +163,7 @@ cqsa_status device_properties(int32_t index, cqsa_device_properties* out) {
   std::snprintf(out->arch, sizeof out->arch, "fake");
   out->total_bytes = the_memory().total_bytes();
   out->free_bytes = the_memory().free_bytes();
-  out->compute_units = 1;
+  out->chip.compute_units = 1;
   return CQSA_OK;
 }
 

@@ -25,6 +25,8 @@ extern int cqsa_simt_mutant;
 #define CQSA_SIMT_JOIN(a, b) CQSA_SIMT_JOIN_(a, b)
 #define CQSA_SIMT_NAME(name) CQSA_SIMT_JOIN(CQSA_SIMT_JOIN(name, _lanes), CQSA_LANES)
 
+// The number of blocks on a multiprocessor is nothing to the harness.
+#define CQSA_TUNED_KERNEL(threads, blocks, name, params) CQSA_KERNEL(threads, name, params)
 #define CQSA_KERNEL(threads, name, params)                                                                                \
   static void CQSA_SIMT_NAME(name)(const params p);                                                                       \
   static const ::cqsa::simt::registered_kernel CQSA_SIMT_JOIN(CQSA_SIMT_NAME(name), _entry)(                              \

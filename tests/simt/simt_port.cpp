@@ -17,8 +17,8 @@ const char* last_error() { return error_text; }
 namespace cqsa::gpu {
 namespace {
 constexpr const char* kernel_names[] = {
-#define CQSA_GPU_KERNEL_NAME(name, threads) #name,
-    CQSA_GPU_KERNELS(CQSA_GPU_KERNEL_NAME)
+#define CQSA_GPU_KERNEL_NAME(name, threads, tier) #name,
+    CQSA_ALL_KERNELS(CQSA_GPU_KERNEL_NAME)
 #undef CQSA_GPU_KERNEL_NAME
 };
 }  // namespace

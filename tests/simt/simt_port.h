@@ -7,7 +7,7 @@
 namespace cqsa::simt {
 
 struct device {
-  gpu::device_facts facts{32, 4, 64 * 1024, 0};
+  gpu::device_facts facts{32, 4, 64 * 1024, 0, 0};
   uint64_t seed = 1;     // of the next launch; each launch draws another
   int workers = 2;
   int64_t launches = 0;

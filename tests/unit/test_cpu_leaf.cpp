@@ -557,7 +557,7 @@ TEST_CASE("cpu: the machine", "[cpu]") {
   REQUIRE(std::string(cpu->name) == "cpu");
   cqsa_device_properties properties;
   REQUIRE(cpu->device_properties(0, &properties) == CQSA_OK);
-  REQUIRE(properties.compute_units >= 1);
+  REQUIRE(properties.chip.compute_units >= 1);
   REQUIRE((properties.total_bytes >= properties.free_bytes && properties.free_bytes > 0));
   REQUIRE(properties.name[0] != 0);
   REQUIRE(cpu->device_properties(1, &properties) == CQSA_ERROR_NO_DEVICE);

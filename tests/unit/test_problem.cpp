@@ -98,7 +98,7 @@ TEST_CASE("params: struct and flags", "[problem]") {
       {base, WITH(p.struct_size -= 1), CQSA_ERROR_STRUCT_SIZE, {"params->struct_size"}},
       {base, WITH(p.flags = 1u << 11), unknown, {"params->flags", "0x800"}},
       {base, WITH(p.flags = 1u << 31 | 1), unknown, {"0x80000000"}},
-      {base, WITH(p.reserved = 1), invalid, {"params->reserved is 1, wanted 0"}},
+      {base, WITH(p.precision = 4), CQSA_ERROR_UNKNOWN_FLAG, {"params->precision is 4"}},
   });
   struct {
     params p = batched_params();

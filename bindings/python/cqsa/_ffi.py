@@ -104,7 +104,7 @@ class AttentionParams(ctypes.Structure):
         ("window_left", c_int64), ("window_right", c_int64), ("softmax_scale", c_double), ("softcap", c_double),
         ("dropout", c_double), ("mask_broadcast", c_uint32), ("bias_broadcast", c_uint32),
         ("max_device_bytes", c_uint64), ("max_host_bytes", c_uint64), ("max_pinned_bytes", c_uint64),
-        ("schedule", c_int32), ("cqs_c", c_int32), ("cqs_itr", c_int32), ("reserved", c_int32),
+        ("schedule", c_int32), ("cqs_c", c_int32), ("cqs_itr", c_int32), ("precision", c_int32),
         ("tile_q", c_int64), ("tile_k", c_int64),
     ]
 

@@ -533,7 +533,8 @@ cqsa_status check_overlap(const args_type& args) {
 
 // ------------------------------------------------------------------------------------------------------ the leaf
 
-cqsa_attention_leaf numbers_of_leaf(const params& p) {
+cqsa_attention_leaf numbers_of_leaf(const attention_problem& problem) {
+  const params& p = problem.p;
   cqsa_attention_leaf leaf{};
   leaf.struct_size = sizeof leaf;
   leaf.batch = p.batch;
@@ -556,6 +557,8 @@ cqsa_attention_leaf numbers_of_leaf(const params& p) {
   leaf.batch_invariant = (p.flags & CQSA_ATTENTION_BATCH_INVARIANT) != 0;
   leaf.window_left = p.window_left;
   leaf.window_right = p.window_right;
+  leaf.precision = p.precision;
+  leaf.chip = problem.chip;
   return leaf;
 }
 
@@ -755,7 +758,7 @@ cqsa_status params_of(const cqsa_backend_v1& backend, const cqsa_attention_args&
 
 cqsa_attention_leaf shape_of_leaf(const attention_problem& problem) {
   const params& p = problem.p;
-  cqsa_attention_leaf leaf = numbers_of_leaf(p);
+  cqsa_attention_leaf leaf = numbers_of_leaf(problem);
   operand operands[max_operands];
   const int n = list_operands(p, nullptr, operands);
   for (int i = 0; i < n; ++i) leaf.*operands[i].view = compact_view(operands[i]);
@@ -774,7 +777,7 @@ cqsa_status bind_operands(const attention_problem& problem, const cqsa_backend_v
                           cqsa_attention_leaf& leaf_out) {
   const params& p = problem.p;
   CQSA_TRY(check_presence(p, args));
-  cqsa_attention_leaf leaf = numbers_of_leaf(p);
+  cqsa_attention_leaf leaf = numbers_of_leaf(problem);
   operand operands[max_operands];
   const int n = list_operands(p, &args, operands);
   binder bind{p, backend, args};

@@ -29,6 +29,8 @@ struct hardware_model {
   int32_t workers = 1;          // threads of a host backend
   double flops_64 = 0;          // FLOP/s at head_dim 64 and 128; other sizes are interpolated
   double flops_128 = 0;
+  double flops_64_f16 = 0;      // likewise for f16 and bf16 queries, where matrix units make a difference; 0: as f32
+  double flops_128_f16 = 0;
   double copy_in = 0;           // bytes/s host -> device from pinned memory, and back
   double copy_out = 0;
   double host_copy = 0;         // bytes/s of a memcpy into staging
@@ -38,11 +40,12 @@ struct hardware_model {
   rates measured = rates::known;
   const hardware_model* previous = nullptr;  // an older model of the same context, which readers may still hold
 
-  double flops(int64_t head_dim) const;
+  double flops(int64_t head_dim, cqsa_dtype dtype_q) const;
   double memory_rate() const { return device_copy > 0 ? device_copy : 20 * copy_in; }
   // What another context has measured of the same device.
   void take_rates(const hardware_model& other) {
     flops_64 = other.flops_64, flops_128 = other.flops_128;
+    flops_64_f16 = other.flops_64_f16, flops_128_f16 = other.flops_128_f16;
     copy_in = other.copy_in, copy_out = other.copy_out, host_copy = other.host_copy, device_copy = other.device_copy;
     launch_seconds = other.launch_seconds;
     measured = other.measured;

@@ -18,7 +18,7 @@ constexpr double tie = 1.02;              // candidates within 2 % of the fastes
 constexpr double tie_of_blocks = 1.005;   // .. 0.5 % where it is known how many blocks fill the device: there less memory means idle units
 constexpr int64_t most_cqs_tasks = 1000;  // deeper decompositions are made only on request
 constexpr int most_tiles = 16;
-constexpr cqsa_leaf_tile generic_tile{128, 128, 1.0};  // of a machine that is not here
+constexpr cqsa_leaf_tile generic_tile{128, 128, 1.0, 0};  // of a machine that is not here
 
 int64_t rounded_up(int64_t value, int64_t step) { return value / step * step + (value % step ? step : 0); }
 
@@ -511,7 +511,7 @@ double predicted_seconds(const attention_problem& problem, const hardware_model&
                          const footprint& cost) {
   const double share = machine.host ? static_cast<double>(choice.workers) / machine.workers : 1.0;
   const double stretch = stretch_of_blocks(problem, machine, choice);
-  const double compute = stretch * problem_flops(problem) / (machine.flops(problem.p.head_dim) * choice.leaf_efficiency * share);
+  const double compute = stretch * problem_flops(problem) / (machine.flops(problem.p.head_dim, problem.p.dtype_q) * choice.leaf_efficiency * share);
   const double launches = static_cast<double>(cost.tasks) * machine.launch_seconds;
   if (machine.host) {
     if (in_windows(problem, choice)) return compute / block_balance(problem, choice) + launches + page_seconds(problem, choice, cost);

@@ -196,7 +196,7 @@ cqsa_status check_cqs_shape(const params& p) {
 
 cqsa_status check_schedule(const params& p) {
   CQSA_TRY(check_enum("schedule", p.schedule, CQSA_SCHEDULE_CQS, "CQSA_SCHEDULE"));
-  CQSA_TRY(check_range("reserved", p.reserved, 0, 0));
+  CQSA_TRY(check_enum("precision", p.precision, CQSA_PRECISION_F32, "CQSA_PRECISION"));
   CQSA_TRY(check_range("tile_q", p.tile_q, 0));
   CQSA_TRY(check_range("tile_k", p.tile_k, 0));
   if (p.schedule != CQSA_SCHEDULE_CQS) CQSA_TRY(check_zero("cqs_c", p.cqs_c, "CQSA_SCHEDULE_CQS"));

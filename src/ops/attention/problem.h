@@ -11,6 +11,7 @@ inline constexpr uint32_t attention_flags = (CQSA_ATTENTION_DETERMINISTIC << 1) 
 // Params after validation: dtype_out, softmax_scale and windows filled in, nothing contradictory left.
 struct attention_problem {
   cqsa_attention_params p{};
+  cqsa_chip chip{};  // of the context it is planned for
 
   bool has(uint32_t flag) const { return p.flags & flag; }
   int64_t ratio() const { return p.num_heads / p.num_kv_heads; }

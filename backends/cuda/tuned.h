@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// The implementations of the tuned tiers, which plugin.cpp lists before the portable one.
+#pragma once
+
+#include "backends/cqsa_backend.h"
+
+namespace cqsa::gpu {
+
+}  // namespace cqsa::gpu

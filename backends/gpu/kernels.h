@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// X(name, threads per block, tier): every kernel of the portable tier. The names are those of the extern "C" functions.
+#pragma once
+
+#define CQSA_GPU_KERNELS(X)      \
+  X(cqsa_attention_d64, 256, 0)  \
+  X(cqsa_attention_d128, 256, 0) \
+  X(cqsa_attention_d256, 256, 0) \
+  X(cqsa_attention_d512, 256, 0) \
+  X(cqsa_attention_tail, 256, 0) \
+  X(cqsa_merge, 256, 0)          \
+  X(cqsa_gather, 256, 0)
