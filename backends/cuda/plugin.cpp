@@ -12,6 +12,7 @@
 #include "memory.h"
 #include "rate.h"
 #include "stream.h"
+#include "tuned.h"
 
 #if __has_include("cqsa_build_id.h")
 #include "cqsa_build_id.h"
@@ -72,7 +73,7 @@ cqsa_backend_v1 make_backend() {
 
 // Copied at the first use, because the entries are constants of other files.
 attention_list attention_impls() {
-  static const cqsa_attention_impl list[] = {gpu::portable_attention};
+  static const cqsa_attention_impl list[] = {gpu::sm80_decode, gpu::portable_attention};
   return {list, static_cast<int32_t>(sizeof list / sizeof *list)};
 }
 

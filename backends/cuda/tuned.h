@@ -6,4 +6,6 @@
 
 namespace cqsa::gpu {
 
+extern const cqsa_attention_impl sm80_decode;  // sm80/decode_leaf.cpp
+
 }  // namespace cqsa::gpu
