@@ -88,7 +88,7 @@ cqsa_backend_v1 make_backend() {
 
 // Copied at the first use, because the entries are constants of other files.
 attention_list attention_impls() {
-  static const cqsa_attention_impl list[] = {gpu::sm80_attention, gpu::portable_attention};
+  static const cqsa_attention_impl list[] = {gpu::sm80_decode, gpu::sm80_attention, gpu::portable_attention};
   return {list, static_cast<int32_t>(sizeof list / sizeof *list)};
 }
 

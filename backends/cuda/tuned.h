@@ -7,5 +7,6 @@
 namespace cqsa::gpu {
 
 extern const cqsa_attention_impl sm80_attention;  // sm80/attention_leaf.cpp
+extern const cqsa_attention_impl sm80_decode;  // sm80/decode_leaf.cpp
 
 }  // namespace cqsa::gpu

@@ -3,5 +3,6 @@
 #pragma once
 
 #include "kernels_attention.h"
+#include "kernels_decode.h"
 
-#define CQSA_SM80_KERNELS(X) CQSA_SM80_ATTENTION_KERNELS(X)
+#define CQSA_SM80_KERNELS(X) CQSA_SM80_ATTENTION_KERNELS(X) CQSA_SM80_DECODE_KERNELS(X)
