@@ -37,7 +37,7 @@ struct selected_list {
   int32_t count;
 };
 selected_list selected_impls() {
-  static const cqsa_selected_impl list[] = {gpu::portable_selected};
+  static const cqsa_selected_impl list[] = {gpu::sm70_selected_impl, gpu::portable_selected};
   return {list, static_cast<int32_t>(sizeof list / sizeof *list)};
 }
 
@@ -88,7 +88,7 @@ cqsa_backend_v1 make_backend() {
 
 // Copied at the first use, because the entries are constants of other files.
 attention_list attention_impls() {
-  static const cqsa_attention_impl list[] = {gpu::sm80_decode, gpu::sm80_attention, gpu::portable_attention};
+  static const cqsa_attention_impl list[] = {gpu::sm80_decode, gpu::sm80_attention, gpu::sm70_attention_impl, gpu::portable_attention};
   return {list, static_cast<int32_t>(sizeof list / sizeof *list)};
 }
 
