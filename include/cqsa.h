@@ -22,6 +22,7 @@
  *   3. Status and errors                       8. Attention: what is asked (params) and with what (args)
  *   4. Data types and tensors                  9. One call, or plan / describe / execute
  *   5. Callbacks                              10. Merge of partial results
+ *                                             11. Attention over selected cells of a paged cache
  *                                             12. Key-value caches: append, gather, Hadamard rotation
  */
 #ifndef CQSA_H
@@ -103,7 +104,7 @@ enum {
   CQSA_ERROR_STRIDES = 7,          /* an output whose own elements overlap, or an offset that overflows */
   CQSA_ERROR_DEVICE = 8,           /* a tensor lives on a device that this context cannot use */
   CQSA_ERROR_OVERLAP = 9,          /* an output overlaps an input or another output */
-  CQSA_ERROR_INDEX = 10,           /* cu_seqlens, seqused_k or a page id is out of its range */
+  CQSA_ERROR_INDEX = 10,           /* cu_seqlens, seqused_k, a page id, a cell or a count of cells is out of its range */
   CQSA_ERROR_WORKSPACE = 11,       /* the caller's workspace is too small, misaligned or not initialised */
 
   CQSA_ERROR_UNSUPPORTED = 20,         /* valid, but no implementation of this backend takes it */
@@ -677,6 +678,67 @@ CQSA_API void cqsa_attention_merge_args_init(cqsa_attention_merge_args *args, ui
  * NULL on the CPU backend. Errors: NULL_POINTER, SHAPE, DTYPE, DEVICE, STRIDES, OVERLAP, RUNTIME.
  * Thread class: const (context). Since 0.1. */
 CQSA_API cqsa_status cqsa_attention_merge(cqsa_context *context, const cqsa_attention_merge_args *args, void *stream);
+
+/* ================================================================================================================
+ * 11. Attention over selected cells of a paged cache
+ *
+ * Query i attends to the cells (keys) cells[i, 0 .. counts[i]) of its sequence and to nothing else. With cell(i,n) = cells[i,n] and
+ * g = h / (num_heads / num_kv_heads):
+ *
+ *     s[i,h,n]   = softmax_scale * dot(q[i,h,:], k[cell(i,n), g, :])
+ *     out[i,h,:] = sum_n softmax_n(s[i,h,:]) * v[cell(i,n), g, :]          lse[h,i] = ln(sum_n exp(s[i,h,n]))
+ *
+ * Cell c lies in row c % page_size of page page_table[i, c / page_size]. A cell whose page id is -1, or outside the pool, is not
+ * there: it is hidden. Hidden and unselected cells may hold anything, NaN included. No cell at all: out = 0, lse = -inf.
+ *   Ids of a query ascend strictly. One that is negative, not above the entry before it in the list, or past the page table is
+ * skipped; a count above the capacity of the list, or below 0, counts as the capacity, or as 0. With CQSA_SELECTED_CHECK these are
+ * refused instead. Entries past the count are never read.
+ * ================================================================================================================ */
+
+/* Bits of cqsa_attention_selected_args.flags. */
+enum {
+  /* Looks at counts, ids and the page ids they lead to first: CQSA_ERROR_INDEX names the first that is wrong, and nothing is written.
+   * On a backend with memory of its own this waits for the stream, so a call whose stream is being captured is refused with
+   * CQSA_ERROR_CAPTURE_UNSAFE. */
+  CQSA_SELECTED_CHECK = 1 << 0
+};
+
+typedef struct cqsa_attention_selected_args {
+  uint32_t struct_size;
+  uint32_t flags;                /* CQSA_SELECTED_* */
+  const cqsa_tensor *q;          /* F32, F16, BF16 [total_q, num_heads, head_dim], head_dim up to 576 */
+  const cqsa_tensor *k;          /* pool [num_pages, page_size, num_kv_heads, head_dim], any strides: q's type, or F16, or I8 */
+  const cqsa_tensor *v;          /* pool [num_pages, page_size, num_kv_heads, head_dim_v], k's type, head_dim_v up to 512 */
+  const cqsa_tensor *k_scale;    /* I8: F16 [num_pages, page_size, num_kv_heads, ceil(head_dim / kv_group)]; otherwise NULL */
+  const cqsa_tensor *v_scale;    /* likewise, of head_dim_v */
+  const cqsa_tensor *page_table; /* I32 [pages] for all queries, or [total_q, pages] */
+  const cqsa_tensor *cells;      /* I32 [total_q, capacity] */
+  const cqsa_tensor *counts;     /* I32 [total_q] */
+  const cqsa_tensor *out;        /* output, F32, F16, BF16 [total_q, num_heads, head_dim_v] */
+  const cqsa_tensor *lse;        /* output, F32 [num_heads, total_q], or NULL */
+  double softmax_scale;          /* 0: 1/sqrt(head_dim) */
+  int32_t precision;             /* CQSA_PRECISION_* */
+  int32_t kv_group;              /* I8: channels that share a scale: 32, 64 or 128; 0: 64. Otherwise 0 */
+  void *workspace;               /* NULL: the library allocates what is needed; else see cqsa_attention_selected_workspace() */
+  uint64_t workspace_bytes;
+} cqsa_attention_selected_args;
+#define CQSA_ATTENTION_SELECTED_ARGS_INIT \
+  { sizeof(cqsa_attention_selected_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_attention_selected_args_init(cqsa_attention_selected_args *args, uint64_t size);
+
+/* Attention over selected cells, as above. All tensors on the context's device. stream: on a backend with memory of its own the
+ * work is queued (enqueue mode of section 9) and may be captured when it needs no memory or was given a workspace; NULL on the CPU
+ * backend. Errors: NULL_POINTER, SHAPE, DTYPE, DEVICE, STRIDES, OVERLAP, INVALID_ARGUMENT, UNKNOWN_FLAG, INDEX (with CHECK),
+ * WORKSPACE, UNSUPPORTED (nothing on this device for these types at this precision), OUT_OF_*, CALLBACK, RUNTIME, CAPTURE_UNSAFE.
+ * Thread class: const (context), each call with its own workspace. Since 0.1. */
+CQSA_API cqsa_status cqsa_attention_selected(cqsa_context *context, const cqsa_attention_selected_args *args, void *stream);
+
+/* Bytes of workspace with which the call above allocates nothing, aligned to CQSA_WORKSPACE_ALIGNMENT; host memory on the CPU
+ * backend, device memory otherwise; may be 0. Exact: one byte less is refused. Looks at shapes and types only: data, strides and
+ * devices of the tensors are not looked at, nor is args->workspace. Errors: as above. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_attention_selected_workspace(const cqsa_context *context, const cqsa_attention_selected_args *args,
+                                                       uint64_t *bytes_out);
 
 /* ================================================================================================================
  * 12. Key-value caches: append, gather, Hadamard rotation

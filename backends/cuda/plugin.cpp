@@ -13,6 +13,7 @@
 #include "memory.h"
 #include "rate.h"
 #include "stream.h"
+#include "tuned.h"
 
 #if __has_include("cqsa_build_id.h")
 #include "cqsa_build_id.h"
@@ -29,6 +30,15 @@ int32_t state(char* reason, uint64_t size) {
   const driver_status& now = ensure_driver();
   if (size > 0) std::snprintf(reason, size, "%s", now.reason);
   return now.state;
+}
+
+struct selected_list {
+  const cqsa_selected_impl* first;
+  int32_t count;
+};
+selected_list selected_impls() {
+  static const cqsa_selected_impl list[] = {gpu::sm70_selected_impl, gpu::portable_selected};
+  return {list, static_cast<int32_t>(sizeof list / sizeof *list)};
 }
 
 cqsa_backend_v1 make_backend() {
@@ -69,6 +79,8 @@ cqsa_backend_v1 make_backend() {
   b.kv_append = gpu::portable_kv_append;
   b.kv_gather = gpu::portable_kv_gather;
   b.hadamard = gpu::portable_hadamard;
+  b.selected = selected_impls().first;
+  b.num_selected = selected_impls().count;
   return b;
 }
 
@@ -76,7 +88,7 @@ cqsa_backend_v1 make_backend() {
 
 // Copied at the first use, because the entries are constants of other files.
 attention_list attention_impls() {
-  static const cqsa_attention_impl list[] = {gpu::portable_attention};
+  static const cqsa_attention_impl list[] = {gpu::sm80_decode, gpu::sm80_attention, gpu::sm70_attention_impl, gpu::portable_attention};
   return {list, static_cast<int32_t>(sizeof list / sizeof *list)};
 }
 
