@@ -62,15 +62,11 @@ static void copy_elements(const char* from, int64_t from_stride, char* to, int64
 // Limits before rounding are the same as behind it, and keep what is rounded small. n <= 128.
 static inline void encode_codes(const float* x, float scale, int64_t n, int8_t* codes) {
   float y[128 + lanes];
+  memcpy(y, x, size_t(n) * 4);
+  memset(y + n, 0, sizeof(float) * lanes);
   for (int64_t i = 0; i < n; i += lanes) {
-    vf v = zero();
-    if (i + lanes <= n) v = loadu(x + i);
-    else for (int64_t j = i; j < n; ++j) y[j] = x[j];
-    if (i + lanes > n) {
-      for (int64_t j = n; j < i + lanes; ++j) y[j] = 0;
-      v = loadu(y + i);
-    }
-    storeu(round_int(vmin(set(127.0f), vmax(set(-127.0f), div(v, set(scale))))), y + i);
+    const vf limited = vmin(set(127.0f), vmax(set(-127.0f), div(loadu(y + i), set(scale))));
+    storeu(round_int(limited), y + i);
   }
   for (int64_t i = 0; i < n; ++i) codes[i] = int8_t(int32_t(y[i]));
 }

@@ -299,7 +299,9 @@ def test_rotations_have_the_bits_of_the_cpu():
 
 def test_caches_in_a_graph():
     random = torch.Generator().manual_seed(13)
-    x, pool, table, cells, _, words = (on_cuda(t) if torch.is_tensor(t) else t for t in cache_problem("q4_0", torch.float16, 128, 0, random))
+    made = cache_problem("q4_0", torch.float16, 128, 0, random)
+    x, pool, table, cells = (on_cuda(t) for t in made[:4])
+    words = made[5]
     back = torch.empty_like(x)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
