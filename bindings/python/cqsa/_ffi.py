@@ -159,6 +159,16 @@ class KvArgs(ctypes.Structure):
     ]
 
 
+class SelectedArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32),
+        ("q", c_void_p), ("k", c_void_p), ("v", c_void_p), ("k_scale", c_void_p), ("v_scale", c_void_p),
+        ("page_table", c_void_p), ("cells", c_void_p), ("counts", c_void_p), ("out", c_void_p), ("lse", c_void_p),
+        ("softmax_scale", c_double), ("precision", c_int32), ("kv_group", c_int32),
+        ("workspace", c_void_p), ("workspace_bytes", c_uint64),
+    ]
+
+
 STRUCTS: Dict[str, Type[ctypes.Structure]] = {
     "cqsa_tensor": Tensor,
     "cqsa_allocator": Allocator,
@@ -170,6 +180,7 @@ STRUCTS: Dict[str, Type[ctypes.Structure]] = {
     "cqsa_plan_info": PlanInfo,
     "cqsa_attention_merge_args": MergeArgs,
     "cqsa_kv_args": KvArgs,
+    "cqsa_attention_selected_args": SelectedArgs,
 }
 
 PROGRESS_FN = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64)
@@ -220,6 +231,9 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "cqsa_kv_append": (c_int32, [c_void_p, POINTER(KvArgs), c_void_p]),
     "cqsa_kv_gather": (c_int32, [c_void_p, POINTER(KvArgs), c_void_p]),
     "cqsa_hadamard": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "cqsa_attention_selected_args_init": _INIT,
+    "cqsa_attention_selected": (c_int32, [c_void_p, POINTER(SelectedArgs), c_void_p]),
+    "cqsa_attention_selected_workspace": (c_int32, [c_void_p, POINTER(SelectedArgs), _LENGTH]),
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
