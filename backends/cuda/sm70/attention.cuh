@@ -51,6 +51,10 @@ template <class Shape> CQSA_DEVICE void take_q(const sm70_memory<Shape>& mem, co
     }
 }
 
+// hi and lo in one chain (mutant 10), and that chain through all tiles (11), are what these kernels are about not doing: a test shows
+// what it would cost.
+CQSA_DEVICE int chain_of(int part) { return CQSA_MUTANT(10) || CQSA_MUTANT(11) ? 0 : part; }
+
 // Chains of one part and block of rows for both sixteens of keys.
 template <class Shape, int Parts> using sm70_chains = float[Parts][Shape::blocks][2][8];
 
@@ -111,8 +115,7 @@ CQSA_DEVICE void multiply_qk(const sm70_memory<Shape>& mem, const sm70_place& x,
         for (int part = 0; part < Parts; ++part)
 #pragma unroll
           for (int b = 0; b < Shape::blocks; ++b) {
-            // One chain for both parts is what this kernel is about not doing; a test shows what it costs.
-            float(&sums)[8] = c[CQSA_MUTANT(10) ? 0 : part][b][kb];
+            float(&sums)[8] = c[chain_of(part)][b][kb];
             mma_m8n8k4<order::row, order::col>(sums, q[CQSA_MUTANT(5) ? 0 : part][b][2 * j + step], k);
           }
       }
@@ -158,6 +161,20 @@ CQSA_DEVICE void take_p(const sm70_memory<Shape>& mem, const sm70_place& x, floa
   }
 }
 
+// For mutant 11: the running sums into the chains, or back.
+template <bool In, int Blocks>
+CQSA_DEVICE void move_sums(float (&o)[Blocks][4][8], float (&c)[Blocks][2][8], int j, const float (&factor)[Blocks][2], const power_pair& power) {
+#pragma unroll
+  for (int b = 0; b < Blocks; ++b)
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (In) c[b][e][i] = o[b][2 * j + e][i] * factor[b][i >> 1 & 1] * power.up;
+        else o[b][2 * j + e][i] = c[b][e][i] * power.down;
+      }
+}
+
 // o = o * factor + p v, a warp's channels; 16 channels of a quad pair at a time.
 template <class Shape>
 CQSA_DEVICE void multiply_pv(const attention_params& p, const sm70_memory<Shape>& mem, const sm70_place& x, sm70_sums<Shape>& o) {
@@ -172,6 +189,7 @@ CQSA_DEVICE void multiply_pv(const attention_params& p, const sm70_memory<Shape>
   for (int j = 0; j < 2; ++j) {
     sm70_chains<Shape, Shape::parts> c;
     clear<Shape, Shape::parts>(c);
+    if (CQSA_MUTANT(11)) move_sums<true>(o, c[0], j, factor, power);
     forget_loads();
 #pragma unroll
     for (int s = 0; s < 8; ++s) {
@@ -185,11 +203,12 @@ CQSA_DEVICE void multiply_pv(const attention_params& p, const sm70_memory<Shape>
         for (int part = 0; part < Shape::parts; ++part)
 #pragma unroll
           for (int b = 0; b < Shape::blocks; ++b)
-            mma_m8n8k4<order::row, order::row>(c[CQSA_MUTANT(10) ? 0 : part][b][e], a[b][CQSA_MUTANT(6) ? 0 : part], v);
+            mma_m8n8k4<order::row, order::row>(c[chain_of(part)][b][e], a[b][CQSA_MUTANT(6) ? 0 : part], v);
       }
     }
+    if (CQSA_MUTANT(11)) move_sums<false>(o, c[0], j, factor, power);
 #pragma unroll
-    for (int e = 0; e < 2; ++e)
+    for (int e = 0; e < 2 && !CQSA_MUTANT(11); ++e)
 #pragma unroll
       for (int b = 0; b < Shape::blocks; ++b)
 #pragma unroll
