@@ -23,6 +23,7 @@
  *   4. Data types and tensors                  9. One call, or plan / describe / execute
  *   5. Callbacks                              10. Merge of partial results
  *                                             11. Attention over selected cells of a paged cache
+ *                                             12. Key-value caches: append, gather, Hadamard rotation
  */
 #ifndef CQSA_H
 #define CQSA_H
@@ -738,6 +739,69 @@ CQSA_API cqsa_status cqsa_attention_selected(cqsa_context *context, const cqsa_a
  * devices of the tensors are not looked at, nor is args->workspace. Errors: as above. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_attention_selected_workspace(const cqsa_context *context, const cqsa_attention_selected_args *args,
                                                        uint64_t *bytes_out);
+
+/* ================================================================================================================
+ * 12. Key-value caches: append, gather, Hadamard rotation
+ *
+ * A cache is a pool of pages as in section 8. How a row x of head_dim elements is kept, exactly, and with the same bits on every
+ * backend (f32 operations, each rounded to nearest even; f16() rounds so too, but what is finite stays within +-65504):
+ *
+ *   F32, F16, BF16  each element rounded to the pool's type; of the same type, its bits
+ *   I8              for each group of kv_group channels, the last one may be short:
+ *                     scale = f16(max|x| / 127)
+ *                     code  = clamp(rint(x / scale), -127, 127), with the scale as rounded to f16; 0 where it is 0
+ *                     back:   scale * code
+ *   Q4_0            the row is first rotated, x H as in cqsa_hadamard(), without rounding in between; then for each 32 channels
+ *                     m    = the element of largest magnitude, the first of equals, +0 if all are zero
+ *                     d    = m / -8, id = 1 / d, or 0 where that is not finite
+ *                     code = min(15, trunc(fma(x, id, 8.5)))
+ *                   18 bytes: f16(d), which may be negative, then 16 bytes, the n-th with code n low and code n + 16 high
+ *                     back:   f16(d) * (code - 8), still rotated
+ *
+ * A group or block with a NaN or an infinity in it gets the scale or d NaN and the code of zero, so it comes back as NaN. (A
+ * rotation spreads either over its row.) A NaN that is computed or converted is the positive quiet one without payload.
+ * ================================================================================================================ */
+
+enum {
+  CQSA_KV_FORMAT_ELEMENTS = 0, /* the dtype of the pool: F32, F16, BF16, or I8 with scales */
+  CQSA_KV_FORMAT_Q4_0 = 1      /* the pool is U8 [num_pages, page_size, num_kv_heads, head_dim / 32 * 18], the last axis compact;
+                                * head_dim is a power of two, 32 to 4096 */
+};
+
+/* Row n of x goes to (append) or comes from (gather) cell cells[n] of the sequence whose pages are page_table[n, :], or
+ * page_table[:], the same for all rows: row cells[n] % page_size of page page_table[.., cells[n] / page_size]. A cell that is
+ * negative, past the page table, or on a page that is -1 or otherwise outside the pool is not there: append leaves such a row out,
+ * and gather fills it with zeros. Where two rows of an append have the same place in the pool, that place gets parts of either. */
+typedef struct cqsa_kv_args {
+  uint32_t struct_size;
+  uint32_t flags;                /* none yet */
+  const cqsa_tensor *x;          /* F32, F16, BF16 [rows, num_kv_heads, head_dim]: append's input, gather's output */
+  const cqsa_tensor *pool;       /* [num_pages, page_size, num_kv_heads, head_dim], any strides: append's output, gather's input */
+  const cqsa_tensor *scale;      /* I8: F16 [num_pages, page_size, num_kv_heads, ceil(head_dim / kv_group)], likewise; else NULL */
+  const cqsa_tensor *page_table; /* I32 [pages] or [rows, pages] */
+  const cqsa_tensor *cells;      /* I32 or I64 [rows] */
+  int32_t format;                /* CQSA_KV_FORMAT_* */
+  int32_t kv_group;              /* I8: 32, 64 or 128, and 0 is 64; else 0 */
+} cqsa_kv_args;
+#define CQSA_KV_ARGS_INIT { sizeof(cqsa_kv_args), 0, 0, 0, 0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_kv_args_init(cqsa_kv_args *args, uint64_t size);
+
+/* Writes the rows of x into a cache, quantized as above, and touches nothing else of it. All tensors on the context's device.
+ * stream: on a backend with memory of its own the work is always queued, needs no memory and can be captured (section 9); NULL on
+ * the CPU backend. Values of cells and page_table are not looked at before. Errors: NULL_POINTER, SHAPE, DTYPE, DEVICE, STRIDES,
+ * OVERLAP, INVALID_ARGUMENT, UNKNOWN_FLAG, UNSUPPORTED, CALLBACK, RUNTIME. Thread class: const (context). Since 0.1. */
+CQSA_API cqsa_status cqsa_kv_append(cqsa_context *context, const cqsa_kv_args *args, void *stream);
+
+/* Reads rows back into x: what the cache has, computed in f32 as above, then rounded to the type of x. Rows of a Q4_0 cache are not
+ * rotated back: cqsa_hadamard() does, which is its own inverse. stream, errors and thread class: as cqsa_kv_append(). Since 0.1. */
+CQSA_API cqsa_status cqsa_kv_gather(cqsa_context *context, const cqsa_kv_args *args, void *stream);
+
+/* out = x H along the last axis, H[a,b] = (-1)^popcount(a & b) / sqrt(n), whose size n is a power of two, 1 to 4096. In f32: for
+ * h = 1, 2, 4, .. n/2 every pair (x[i], x[i + h]) with i & h = 0 becomes its sum and difference; then times 1/sqrt(n), rounded to
+ * f32; then rounded to the type of out. x, out: F32, F16, BF16, 1 to 4 axes, of one shape; out may be exactly x (same data, type and
+ * strides). stream, errors and thread class: as cqsa_kv_append(). Since 0.1. */
+CQSA_API cqsa_status cqsa_hadamard(cqsa_context *context, const cqsa_tensor *x, const cqsa_tensor *out, void *stream);
 
 #ifdef __cplusplus
 }

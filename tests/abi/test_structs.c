@@ -112,6 +112,8 @@ static cqsa_status call_selected_workspace(void *memory) {
   uint64_t bytes = 0;
   return cqsa_attention_selected_workspace(context, memory, &bytes);
 }
+static cqsa_status call_kv_append(void *memory) { return cqsa_kv_append(context, memory, NULL); }
+static cqsa_status call_kv_gather(void *memory) { return cqsa_kv_gather(context, memory, NULL); }
 
 static void expect(const char *name, const char *what, call_fn call, big *memory, cqsa_status wanted) {
   cqsa_status status;
@@ -188,6 +190,9 @@ int main(void) {
   cqsa_attention_args args = small_args();
   cqsa_attention_merge_args merge = CQSA_ATTENTION_MERGE_ARGS_INIT;
   cqsa_attention_selected_args selected = CQSA_ATTENTION_SELECTED_ARGS_INIT;
+  cqsa_kv_args append = CQSA_KV_ARGS_INIT, gather = CQSA_KV_ARGS_INIT;
+  cqsa_tensor rows, cells, taken;
+  int32_t zero = 0;
   cqsa_backend_info backend_info = CQSA_BACKEND_INFO_INIT;
   cqsa_run_info run_info = CQSA_RUN_INFO_INIT;
   cqsa_plan_info plan_info = CQSA_PLAN_INFO_INIT;
@@ -198,6 +203,20 @@ int main(void) {
   merge.lse_a = merge.lse_b = &lse;
   merge.out = &out;
   merge.lse = &lse;
+  rows = q;
+  rows.ndim = 3;
+  rows.shape = shape + 1;
+  taken = rows;
+  taken.data = out_data;
+  cells = lse;
+  cells.data = &zero;
+  cells.dtype = CQSA_DTYPE_I32;
+  cells.ndim = 1;
+  append.x = &rows;
+  append.pool = &out;
+  gather.x = &taken;
+  gather.pool = &q;
+  append.page_table = append.cells = gather.page_table = gather.cells = &cells;
   if (cqsa_context_create(&context_params, &context) || cqsa_attention_plan_create(context, &params, &plan)) {
     printf("%s\n", cqsa_last_error());
     return 1;
@@ -216,6 +235,8 @@ int main(void) {
   CHECK(call_merge, merge, 1);
   CHECK(call_selected, selected, 1);
   CHECK(call_selected_workspace, selected, 1);
+  CHECK(call_kv_append, append, 1);
+  CHECK(call_kv_gather, gather, 1);
   cqsa_plan_destroy(plan);
   cqsa_context_destroy(context);
   printf("%d failures\n", failures);

@@ -388,6 +388,38 @@ cqsa_status launch_selected(void*, const cqsa_selected_leaf* leaf, void* workspa
   return CQSA_OK;
 }
 
+// A leaf of a cache: the CPU backend's, at its turn, on the addresses that the device's stand for.
+template <class Leaf, class Translate, class Work>
+cqsa_status queue_leaf(const Leaf& leaf, const std::vector<const void*>& addresses, const Translate& translate, const Work& work, void* s) {
+  if (device().no_work) return CQSA_OK;
+  for (const void* p : addresses)
+    if (p && !the_memory().holds(p, 1, false)) return fail(CQSA_ERROR_RUNTIME, "a leaf of a cache is given an address that is not alive");
+  ++device().launches;
+  stream_of(s)->push([leaf, translate, work] {
+    Leaf real = leaf;
+    translate(real);
+    if (work(nullptr, &real, nullptr, nullptr) != CQSA_OK) report_fault("a leaf of a cache failed");
+  });
+  return CQSA_OK;
+}
+
+cqsa_status queue_kv(const cqsa_kv_leaf& leaf, decltype(cqsa_backend_v1::kv_append) work, void* s) {
+  const auto translate = [](cqsa_kv_leaf& real) {
+    for (cqsa_view* view : {&real.x, &real.pool, &real.scale}) view->data = view->data ? to_real(view->data) : nullptr;
+    if (real.page_table) real.page_table = static_cast<const int32_t*>(to_real(real.page_table));
+    if (real.cells) real.cells = to_real(real.cells);
+  };
+  return queue_leaf(leaf, {leaf.x.data, leaf.pool.data, leaf.scale.data, leaf.page_table, leaf.cells}, translate, work, s);
+}
+
+cqsa_status kv_append(void*, const cqsa_kv_leaf* leaf, const cqsa_exec*, void* s) { return queue_kv(*leaf, cqsa_cpu_backend()->kv_append, s); }
+cqsa_status kv_gather(void*, const cqsa_kv_leaf* leaf, const cqsa_exec*, void* s) { return queue_kv(*leaf, cqsa_cpu_backend()->kv_gather, s); }
+
+cqsa_status hadamard(void*, const cqsa_hadamard_leaf* leaf, const cqsa_exec*, void* s) {
+  const auto translate = [](cqsa_hadamard_leaf& real) { real.x = to_real(real.x), real.out = to_real(real.out); };
+  return queue_leaf(*leaf, {leaf->x, leaf->out}, translate, cqsa_cpu_backend()->hadamard, s);
+}
+
 // ---- enqueue mode -----------------------------------------------------------------------------------------------------------
 
 cqsa_status stream_query(void*, void* s, int32_t* capturing) {
@@ -468,9 +500,9 @@ constexpr cqsa_backend_v1 backend = {sizeof(cqsa_backend_v1),
                                      "fake",
                                      selected_impls,
                                      1,
-                                     nullptr,
-                                     nullptr,
-                                     nullptr};
+                                     kv_append,
+                                     kv_gather,
+                                     hadamard};
 
 }  // namespace
 }  // namespace fake

@@ -76,6 +76,16 @@ CQSA_DEVICE void mma_m16n8k16_bf16(float (&c)[4], const uint32_t (&a)[4], const 
   simt::meet_lanes("mma_m16n8k16_bf16", 32, {&in, c, 0}, simt::mma_m16n8_lanes<16, simt::half_kind::bf16>, simt_file, simt_line);
 }
 
+CQSA_DEVICE uint32_t pack_f16(float low, float high) { return uint32_t(f32_to_f16(low)) | uint32_t(f32_to_f16(high)) << 16; }
+CQSA_DEVICE uint32_t pack_bf16(float low, float high) {
+  const auto round = [](float x) {
+    const uint32_t bits = bits_of(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;  // as the instruction has it
+    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  };
+  return round(low) | round(high) << 16;
+}
+
 CQSA_DEVICE void ldmatrix_x1(uint32_t (&r)[1], const void* row, CQSA_SIMT_SITE) { simt::load_matrix<1, false>(r, row, simt_file, simt_line); }
 CQSA_DEVICE void ldmatrix_x2(uint32_t (&r)[2], const void* row, CQSA_SIMT_SITE) { simt::load_matrix<2, false>(r, row, simt_file, simt_line); }
 CQSA_DEVICE void ldmatrix_x4(uint32_t (&r)[4], const void* row, CQSA_SIMT_SITE) { simt::load_matrix<4, false>(r, row, simt_file, simt_line); }
@@ -88,5 +98,22 @@ CQSA_DEVICE void cp_async_8(void* shared, const void* global, int valid = 8) { s
 CQSA_DEVICE void cp_async_4(void* shared, const void* global, int valid = 4) { simt::issue_copy(shared, global, 4, valid); }
 CQSA_DEVICE void cp_async_commit() { simt::commit_copies(); }
 template <int Pending> CQSA_DEVICE void cp_async_wait(CQSA_SIMT_SITE) { simt::wait_copies(Pending, simt_file, simt_line); }
+
+CQSA_DEVICE uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+  const auto half = [&](int shift) {
+    return uint32_t(f32_to_f16(std::fma(f16_to_f32(uint16_t(a >> shift)), f16_to_f32(uint16_t(b >> shift)), f16_to_f32(uint16_t(c >> shift)))));
+  };
+  return half(0) | half(16) << 16;
+}
+CQSA_DEVICE uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  const auto half = [](uint32_t x, int shift) { return float_of(x >> shift << 16); };
+  return pack_bf16(std::fma(half(a, 0), half(b, 0), half(c, 0)), std::fma(half(a, 16), half(b, 16), half(c, 16)));
+}
+CQSA_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t bytes = uint64_t(b) << 32 | a;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) out |= uint32_t(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return out;
+}
 
 }  // namespace cqsa::gpu

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+// Every kernel of the tier, X(name, threads per block, tier): each operation keeps its own list.
 #pragma once
 
-#define CQSA_SM80_KERNELS(X)
+#include "kernels_attention.h"
+#include "kernels_decode.h"
+
+#define CQSA_SM80_KERNELS(X) CQSA_SM80_ATTENTION_KERNELS(X) CQSA_SM80_DECODE_KERNELS(X)

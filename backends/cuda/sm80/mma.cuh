@@ -26,6 +26,18 @@ CQSA_DEVICE void mma_m16n8k16_bf16(float (&c)[4], const uint32_t (&a)[4], const 
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// Two floats to halves, the first one in the low bits; to nearest, ties to even.
+CQSA_DEVICE uint32_t pack_f16(float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+CQSA_DEVICE uint32_t pack_bf16(float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+
 // Global to shared memory, both aligned to the size. The first `valid` bytes are read, the others become 0. What has been copied
 // is there for this thread after the wait, for the others after a barrier behind it; between issue and wait the destination must
 // not be touched. 16 bytes pass by the L1 cache.
@@ -42,6 +54,20 @@ CQSA_DEVICE void cp_async_4(void* shared, const void* global, int valid = 4) {
 CQSA_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most Pending of the newest groups are under way.
 template <int Pending> CQSA_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }
+
+// a b + c of two halves each.
+CQSA_DEVICE uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+CQSA_DEVICE uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+// Byte i of the result is byte (selector >> 4 i & 7) of the eight bytes of a, then b.
+CQSA_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
 
 }  // namespace cqsa::gpu
 
