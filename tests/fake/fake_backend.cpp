@@ -376,6 +376,18 @@ cqsa_status merge(void*, const cqsa_merge_leaf* leaf, const cqsa_exec*, void* s)
   return CQSA_OK;
 }
 
+cqsa_status launch_selected(void*, const cqsa_selected_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec*, void* s) {
+  if (cqsa_status status = check_fault(); status != CQSA_OK) return status;
+  if (device().launch.blows()) return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "this launch was told to find no memory");
+  if (device().no_work) return CQSA_OK;
+  std::function<void()> work;
+  if (const std::string wrong = prepare_selected(*leaf, workspace, bytes, work); !wrong.empty()) return fail(CQSA_ERROR_RUNTIME, wrong);
+  ++device().launches;
+  device().workspaceless += workspace == nullptr;
+  stream_of(s)->push(work);
+  return CQSA_OK;
+}
+
 // A leaf of a cache: the CPU backend's, at its turn, on the addresses that the device's stand for.
 template <class Leaf, class Translate, class Work>
 cqsa_status queue_leaf(const Leaf& leaf, const std::vector<const void*>& addresses, const Translate& translate, const Work& work, void* s) {
@@ -406,18 +418,6 @@ cqsa_status kv_gather(void*, const cqsa_kv_leaf* leaf, const cqsa_exec*, void* s
 cqsa_status hadamard(void*, const cqsa_hadamard_leaf* leaf, const cqsa_exec*, void* s) {
   const auto translate = [](cqsa_hadamard_leaf& real) { real.x = to_real(real.x), real.out = to_real(real.out); };
   return queue_leaf(*leaf, {leaf->x, leaf->out}, translate, cqsa_cpu_backend()->hadamard, s);
-}
-
-cqsa_status launch_selected(void*, const cqsa_selected_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec*, void* s) {
-  if (cqsa_status status = check_fault(); status != CQSA_OK) return status;
-  if (device().launch.blows()) return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "this launch was told to find no memory");
-  if (device().no_work) return CQSA_OK;
-  std::function<void()> work;
-  if (const std::string wrong = prepare_selected(*leaf, workspace, bytes, work); !wrong.empty()) return fail(CQSA_ERROR_RUNTIME, wrong);
-  ++device().launches;
-  device().workspaceless += workspace == nullptr;
-  stream_of(s)->push(work);
-  return CQSA_OK;
 }
 
 // ---- enqueue mode -----------------------------------------------------------------------------------------------------------

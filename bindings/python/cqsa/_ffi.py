@@ -152,13 +152,6 @@ class MergeArgs(ctypes.Structure):
     ]
 
 
-class KvArgs(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_uint32), ("flags", c_uint32), ("x", c_void_p), ("pool", c_void_p), ("scale", c_void_p),
-        ("page_table", c_void_p), ("cells", c_void_p), ("format", c_int32), ("kv_group", c_int32),
-    ]
-
-
 class SelectedArgs(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_uint32), ("flags", c_uint32),
@@ -166,6 +159,13 @@ class SelectedArgs(ctypes.Structure):
         ("page_table", c_void_p), ("cells", c_void_p), ("counts", c_void_p), ("out", c_void_p), ("lse", c_void_p),
         ("softmax_scale", c_double), ("precision", c_int32), ("kv_group", c_int32),
         ("workspace", c_void_p), ("workspace_bytes", c_uint64),
+    ]
+
+
+class KvArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("x", c_void_p), ("pool", c_void_p), ("scale", c_void_p),
+        ("page_table", c_void_p), ("cells", c_void_p), ("format", c_int32), ("kv_group", c_int32),
     ]
 
 
@@ -179,8 +179,8 @@ STRUCTS: Dict[str, Type[ctypes.Structure]] = {
     "cqsa_attention_args": AttentionArgs,
     "cqsa_plan_info": PlanInfo,
     "cqsa_attention_merge_args": MergeArgs,
-    "cqsa_kv_args": KvArgs,
     "cqsa_attention_selected_args": SelectedArgs,
+    "cqsa_kv_args": KvArgs,
 }
 
 PROGRESS_FN = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64)
@@ -227,13 +227,13 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "cqsa_attention_execute": (c_int32, [c_void_p, POINTER(AttentionArgs), c_void_p]),
     "cqsa_attention_merge_args_init": _INIT,
     "cqsa_attention_merge": (c_int32, [c_void_p, POINTER(MergeArgs), c_void_p]),
+    "cqsa_attention_selected_args_init": _INIT,
+    "cqsa_attention_selected": (c_int32, [c_void_p, POINTER(SelectedArgs), c_void_p]),
+    "cqsa_attention_selected_workspace": (c_int32, [c_void_p, POINTER(SelectedArgs), _LENGTH]),
     "cqsa_kv_args_init": _INIT,
     "cqsa_kv_append": (c_int32, [c_void_p, POINTER(KvArgs), c_void_p]),
     "cqsa_kv_gather": (c_int32, [c_void_p, POINTER(KvArgs), c_void_p]),
     "cqsa_hadamard": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
-    "cqsa_attention_selected_args_init": _INIT,
-    "cqsa_attention_selected": (c_int32, [c_void_p, POINTER(SelectedArgs), c_void_p]),
-    "cqsa_attention_selected_workspace": (c_int32, [c_void_p, POINTER(SelectedArgs), _LENGTH]),
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
