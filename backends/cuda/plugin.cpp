@@ -12,6 +12,7 @@
 #include "memory.h"
 #include "rate.h"
 #include "stream.h"
+#include "tuned.h"
 
 #if __has_include("cqsa_build_id.h")
 #include "cqsa_build_id.h"
@@ -35,7 +36,7 @@ struct selected_list {
   int32_t count;
 };
 selected_list selected_impls() {
-  static const cqsa_selected_impl list[] = {gpu::portable_selected};
+  static const cqsa_selected_impl list[] = {gpu::sm80_selected, gpu::portable_selected};
   return {list, static_cast<int32_t>(sizeof list / sizeof *list)};
 }
 

@@ -6,4 +6,6 @@
 
 namespace cqsa::gpu {
 
+extern const cqsa_selected_impl sm80_selected;
+
 }  // namespace cqsa::gpu

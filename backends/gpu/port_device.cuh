@@ -87,6 +87,31 @@ CQSA_DEVICE uint32_t atomic_or(uint32_t* to, uint32_t bits) { return atomicOr(to
 
 CQSA_DEVICE float fma_f32(float a, float b, float c) { return fmaf(a, b, c); }
 CQSA_DEVICE float exp_f32(float x) { return expf(x); }
+// 2^x and 1 / x to 2 units in the last place; results below the smallest normal number are 0.
+#if defined(__HIP__)
+CQSA_DEVICE float exp2_f32(float x) { return exp2f(x); }
+CQSA_DEVICE float reciprocal_f32(float x) { return 1.0f / x; }
+#else
+CQSA_DEVICE float reciprocal_f32(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+CQSA_DEVICE float exp2_f32(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#endif
+// A product that no compiler fuses with a sum behind it.
+#if defined(__HIP__)
+CQSA_DEVICE float product_f32(float a, float b) {
+#pragma clang fp contract(off)
+  return a * b;
+}
+#else
+CQSA_DEVICE float product_f32(float a, float b) { return __fmul_rn(a, b); }
+#endif
 CQSA_DEVICE double log_f64(double x) { return log(x); }
 CQSA_DEVICE double exp_f64(double x) { return exp(x); }
 CQSA_DEVICE float tanh_f32(float x) { return tanhf(x); }

@@ -76,6 +76,16 @@ CQSA_DEVICE void mma_m16n8k16_bf16(float (&c)[4], const uint32_t (&a)[4], const 
   simt::meet_lanes("mma_m16n8k16_bf16", 32, {&in, c, 0}, simt::mma_m16n8_lanes<16, simt::half_kind::bf16>, simt_file, simt_line);
 }
 
+CQSA_DEVICE uint32_t pack_f16(float low, float high) { return uint32_t(f32_to_f16(low)) | uint32_t(f32_to_f16(high)) << 16; }
+CQSA_DEVICE uint32_t pack_bf16(float low, float high) {
+  const auto round = [](float x) {
+    const uint32_t bits = bits_of(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;  // as the instruction has it
+    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  };
+  return round(low) | round(high) << 16;
+}
+
 CQSA_DEVICE void ldmatrix_x1(uint32_t (&r)[1], const void* row, CQSA_SIMT_SITE) { simt::load_matrix<1, false>(r, row, simt_file, simt_line); }
 CQSA_DEVICE void ldmatrix_x2(uint32_t (&r)[2], const void* row, CQSA_SIMT_SITE) { simt::load_matrix<2, false>(r, row, simt_file, simt_line); }
 CQSA_DEVICE void ldmatrix_x4(uint32_t (&r)[4], const void* row, CQSA_SIMT_SITE) { simt::load_matrix<4, false>(r, row, simt_file, simt_line); }

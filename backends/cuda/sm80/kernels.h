@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#define CQSA_SM80_KERNELS(X)
+#include "backends/cuda/sm80/kernels_selected.h"
+
+#define CQSA_SM80_KERNELS(X) CQSA_SM80_SELECTED_KERNELS(X)

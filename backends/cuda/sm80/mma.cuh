@@ -26,6 +26,18 @@ CQSA_DEVICE void mma_m16n8k16_bf16(float (&c)[4], const uint32_t (&a)[4], const 
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// Two floats to halves, the first one in the low bits; to nearest, ties to even.
+CQSA_DEVICE uint32_t pack_f16(float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+CQSA_DEVICE uint32_t pack_bf16(float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+
 // Global to shared memory, both aligned to the size. The first `valid` bytes are read, the others become 0. What has been copied
 // is there for this thread after the wait, for the others after a barrier behind it; between issue and wait the destination must
 // not be touched. 16 bytes pass by the L1 cache.
