@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <set>
 #include <thread>
@@ -15,6 +16,7 @@
 
 #include "fake_leaf.h"
 #include "fake_memory.h"
+#include "fake_selected.h"
 #include "fake_stream.h"
 
 #if __has_include("cqsa_build_id.h")
@@ -374,6 +376,18 @@ cqsa_status merge(void*, const cqsa_merge_leaf* leaf, const cqsa_exec*, void* s)
   return CQSA_OK;
 }
 
+cqsa_status launch_selected(void*, const cqsa_selected_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec*, void* s) {
+  if (cqsa_status status = check_fault(); status != CQSA_OK) return status;
+  if (device().launch.blows()) return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "this launch was told to find no memory");
+  if (device().no_work) return CQSA_OK;
+  std::function<void()> work;
+  if (const std::string wrong = prepare_selected(*leaf, workspace, bytes, work); !wrong.empty()) return fail(CQSA_ERROR_RUNTIME, wrong);
+  ++device().launches;
+  device().workspaceless += workspace == nullptr;
+  stream_of(s)->push(work);
+  return CQSA_OK;
+}
+
 // A leaf of a cache: the CPU backend's, at its turn, on the addresses that the device's stand for.
 template <class Leaf, class Translate, class Work>
 cqsa_status queue_leaf(const Leaf& leaf, const std::vector<const void*>& addresses, const Translate& translate, const Work& work, void* s) {
@@ -448,6 +462,8 @@ constexpr cqsa_attention_impl impls[] = {
     {"fake_fast", "none", fast_probe, fast_tiles, fast_workspace, fast_launch, nullptr},
     {"fake_reference", "none", reference_probe, reference_tiles, reference_workspace, reference_launch, nullptr}};
 
+constexpr cqsa_selected_impl selected_impls[] = {{"fake_selected", "none", probe_selected, workspace_of_selected, launch_selected}};
+
 constexpr cqsa_backend_v1 backend = {sizeof(cqsa_backend_v1),
                                      0,
                                      "fake",
@@ -482,8 +498,8 @@ constexpr cqsa_backend_v1 backend = {sizeof(cqsa_backend_v1),
                                      stream_free,
                                      pointer_query,
                                      "fake",
-                                     nullptr,
-                                     0,
+                                     selected_impls,
+                                     1,
                                      kv_append,
                                      kv_gather,
                                      hadamard};

@@ -60,26 +60,26 @@ CQSA_DEVICE void begin_split(const decode_params& p, block_facts& f) {
   f.end = min_i64(f.end, from + stages * (split + 1) / p.splits * keys);
 }
 
-// Where a key is: its row in k or v, `bytes` from their start.
+// Where a key is: its row in k or v, `bytes` from their start, and its scales, an element of theirs.
 struct key_place {
-  int64_t bytes, item, row;
+  int64_t bytes, scale;
 };
 
 // Key t % 64 of a stage, for k or v as t / 64 says.
 template <class V> CQSA_DEVICE key_place look_up(const decode_params& p, const block_facts& f, int stage) {
   const int t = thread_index(), which = t / keys;
   const int64_t key = f.first + int64_t(stage) * keys + t % keys;
-  if (key >= f.end) return {no_row, 0, 0};
+  if (key >= f.end) return {no_row, 0};
   int64_t item = f.batch, row = f.range.row + key;
   if (p.a.page_table) {
     const uint32_t index = uint32_t(row) / uint32_t(p.page_size);
     const int64_t at = f.batch * p.a.page_table_stride[0] + int64_t(index) * p.a.page_table_stride[1];
     item = int32_t(load_u32(p.a.page_table + 4 * at));
     row = uint32_t(row) - index * uint32_t(p.page_size);
-    if (item < 0 || item >= p.a.num_pages) return {no_row, 0, 0};
+    if (item < 0 || item >= p.a.num_pages) return {no_row, 0};
   }
-  const int64_t* stride = which ? p.a.v.stride : p.a.k.stride;
-  return {(item * stride[0] + f.kv_head * stride[1] + row * stride[2]) * V::bytes, item, row};
+  const gpu_view &view = which ? p.a.v : p.a.k, &scale = which ? p.a.v_scale : p.a.k_scale;
+  return {offset_of(view, item, f.kv_head, row, 0) * V::bytes, V::narrow ? offset_of(scale, item, f.kv_head, row, 0) : 0};
 }
 
 template <class V> CQSA_DEVICE void keep_place(const block_memory<V>& mem, int stage, const key_place& place) {
@@ -102,11 +102,12 @@ template <class V> CQSA_DEVICE key_scales<most_groups<V>> load_scales(const deco
   const int kind = values ? p.a.scale_v : p.a.scale_k, groups = values ? p.v_groups : p.k_groups;
 #pragma unroll
   for (int i = 0; i < most_groups<V>; ++i) {
-    out.x[i] = 0.0f;
-    if (place.bytes == no_row || i >= groups) continue;
-    if (kind == scale_per_group) out.x[i] = f16_to_f32(uint16_t(load_u16(scale.data + 2 * offset_of(scale, place.item, f.kv_head, place.row, i))));
-    else out.x[i] = row_scale(scale, kind, place.item, f.kv_head, place.row);
+    const bool there = kind == scale_per_group && place.bytes != no_row && i < groups;
+    out.x[i] = there ? f16_to_f32(uint16_t(load_u16(scale.data + 2 * (place.scale + i * scale.stride[3])))) : 0.0f;
   }
+  if (kind == scale_per_group || place.bytes == no_row) return out;
+  // One for the whole row, all f32.
+  out.x[0] = kind == scale_none ? 1.0f : load_element(scale.data, kind_f32, kind == scale_per_token ? place.scale : kind == scale_per_head ? f.kv_head * scale.stride[1] : 0);
   return out;
 }
 template <class V>

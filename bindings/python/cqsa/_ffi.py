@@ -152,6 +152,16 @@ class MergeArgs(ctypes.Structure):
     ]
 
 
+class SelectedArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32),
+        ("q", c_void_p), ("k", c_void_p), ("v", c_void_p), ("k_scale", c_void_p), ("v_scale", c_void_p),
+        ("page_table", c_void_p), ("cells", c_void_p), ("counts", c_void_p), ("out", c_void_p), ("lse", c_void_p),
+        ("softmax_scale", c_double), ("precision", c_int32), ("kv_group", c_int32),
+        ("workspace", c_void_p), ("workspace_bytes", c_uint64),
+    ]
+
+
 class KvArgs(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_uint32), ("flags", c_uint32), ("x", c_void_p), ("pool", c_void_p), ("scale", c_void_p),
@@ -169,6 +179,7 @@ STRUCTS: Dict[str, Type[ctypes.Structure]] = {
     "cqsa_attention_args": AttentionArgs,
     "cqsa_plan_info": PlanInfo,
     "cqsa_attention_merge_args": MergeArgs,
+    "cqsa_attention_selected_args": SelectedArgs,
     "cqsa_kv_args": KvArgs,
 }
 
@@ -216,6 +227,9 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "cqsa_attention_execute": (c_int32, [c_void_p, POINTER(AttentionArgs), c_void_p]),
     "cqsa_attention_merge_args_init": _INIT,
     "cqsa_attention_merge": (c_int32, [c_void_p, POINTER(MergeArgs), c_void_p]),
+    "cqsa_attention_selected_args_init": _INIT,
+    "cqsa_attention_selected": (c_int32, [c_void_p, POINTER(SelectedArgs), c_void_p]),
+    "cqsa_attention_selected_workspace": (c_int32, [c_void_p, POINTER(SelectedArgs), _LENGTH]),
     "cqsa_kv_args_init": _INIT,
     "cqsa_kv_append": (c_int32, [c_void_p, POINTER(KvArgs), c_void_p]),
     "cqsa_kv_gather": (c_int32, [c_void_p, POINTER(KvArgs), c_void_p]),
