@@ -24,26 +24,27 @@ template <class S> struct block_memory_of {
 
 template <class S> struct warp_state {
   selected_sums<S> sums;
-  entry_ahead ahead;
   uint32_t there;  // cells of the tile in shared memory
 };
 
 // Ids and pages of the warp's first tiles, and the copies of its first one.
 template <class S> CQSA_DEVICE void begin_warp(const selected_params& p, const selected_place& x, const warp_memory<S>& mem, int64_t first, warp_state<S>& w) {
   constexpr int64_t apart = S::warps * S::cells;
-  ask_for_id<S>(p, x, first, w.ahead);
-  ask_for_page(p, x, w.ahead);
-  const bool there = place_cell<S>(p, x, mem, w.ahead);
+  entry_ahead ahead;
+  ask_for_id<S>(p, x, first, ahead);
+  ask_for_page(p, x, ahead);
+  const bool there = place_cell<S>(p, x, mem, ahead);
   w.there = uint32_t(ballot<32>(there));
-  if constexpr (S::codes) ask_for_scales<S>(p, x, there, w.ahead);
+  if constexpr (S::codes) ask_for_scales<S>(p, x, there, ahead);
   lanes_barrier<32>();
   if (first < x.count) copy_rows<S, 0>(p, mem);
   cp_async_commit();
   if (first < x.count) copy_rows<S, 1>(p, mem);
   cp_async_commit();
-  ask_for_id<S>(p, x, first + apart, w.ahead);
-  ask_for_page(p, x, w.ahead);
-  ask_for_id<S>(p, x, first + 2 * apart, w.ahead);
+  ask_for_id<S>(p, x, first + apart, ahead);
+  ask_for_page(p, x, ahead);
+  ask_for_id<S>(p, x, first + 2 * apart, ahead);
+  mem.ahead() = ahead;
 }
 
 template <class S> CQSA_DEVICE void clear(selected_sums<S>& sums) {
@@ -67,22 +68,23 @@ CQSA_DEVICE void take_tile(const selected_params& p, const block_memory_of<S>& b
   const uint32_t there = w.there;
   const bool more = first + apart < x.count;
   float change = 1.0f;
+  entry_ahead ahead = mem.ahead();
   lanes_barrier<32>();  // the places of this tile and the scales of the last one have been read
   if constexpr (S::codes) {
-    const float up = next_up<S>(w.ahead, w.sums.up);
+    const float up = next_up<S>(ahead, w.sums.up);
     change = quotient(up, w.sums.up);
     w.sums.up = up;
-    store_scales<S>(mem, w.ahead, up);
+    store_scales<S>(mem, ahead, up);
   }
-  const bool next = place_cell<S>(p, x, mem, w.ahead);
+  const bool next = place_cell<S>(p, x, mem, ahead);
   w.there = uint32_t(ballot<32>(next));
-  if constexpr (S::codes) ask_for_scales<S>(p, x, next, w.ahead);
-  ask_for_page(p, x, w.ahead);
-  ask_for_id<S>(p, x, first + 3 * apart, w.ahead);
+  if constexpr (S::codes) ask_for_scales<S>(p, x, next, ahead);
+  ask_for_page(p, x, ahead);
+  ask_for_id<S>(p, x, first + 3 * apart, ahead);
   cp_async_wait<1>();
   lanes_barrier<32>();  // k is there, and what has been stored above
   selected_logits<S> logits;
-  multiply_keys<S>(mem, block.fragments(), logits);
+  multiply_keys<S>(mem, block.fragments(), p.head_dim, logits);
   lanes_barrier<32>();  // k has been read
   if (more) copy_rows<S, 0>(p, mem);
   cp_async_commit();
@@ -90,10 +92,11 @@ CQSA_DEVICE void take_tile(const selected_params& p, const block_memory_of<S>& b
   const float row_factor[2] = {block.row_factor()[row], block.row_factor()[row + 8]};
   float factor[2];
   softmax<S>(there, row_factor, logits, w.sums, factor);
+  mem.ahead() = ahead;
   factor[0] *= change, factor[1] *= change;
   cp_async_wait<1>();
   lanes_barrier<32>();  // v is there
-  add_values<S>(mem, logits, factor, w.sums);
+  add_values<S>(mem, logits, factor, p.head_dim_v, w.sums);
   lanes_barrier<32>();  // v has been read
   if (more) copy_rows<S, 1>(p, mem);
   cp_async_commit();

@@ -15,6 +15,13 @@ namespace cqsa::gpu::sm80 {
 
 constexpr int64_t no_cell = INT64_MIN;
 
+// What a lane has asked for and not looked at yet: looking would wait for memory. While v is multiplied it waits in shared memory.
+struct alignas(16) entry_ahead {
+  int32_t id, before;  // of the tile after the next one
+  int32_t page, row;   // of the next tile
+  uint32_t scales[2][2];  // .. as halves, of k and v
+};
+
 template <class S> struct warp_memory {
   unsigned char* base;
   CQSA_DEVICE unsigned char* tile(int n) const { return base + n * S::tile_bytes; }  // 0: k, 1: v
@@ -22,18 +29,15 @@ template <class S> struct warp_memory {
   CQSA_DEVICE float* scale(int n) const {  // [group][cell]
     return reinterpret_cast<float*>(base + 2 * (S::tile_bytes + S::place_bytes) + n * S::scale_bytes);
   }
+  CQSA_DEVICE entry_ahead& ahead() const {  // the lane's
+    unsigned char* at = base + 2 * (S::tile_bytes + S::place_bytes + S::scale_bytes);
+    return reinterpret_cast<entry_ahead*>(at)[thread_index() % 32];
+  }
   CQSA_DEVICE float* sums() const { return reinterpret_cast<float*>(base); }
 };
 
 CQSA_DEVICE int key_exchange(int row) { return (row & 1) << 2; }
 CQSA_DEVICE int value_exchange(int row) { return (row >> 1 & 3) << 1; }
-
-// What a lane has asked for and not looked at yet: looking would wait for memory.
-struct entry_ahead {
-  int32_t id, before;  // of the tile after the next one
-  int32_t page, row;   // of the next tile
-  uint32_t scales[2][2];  // .. as halves, of k and v
-};
 
 template <class S> CQSA_DEVICE void ask_for_id(const selected_params& p, const selected_place& x, int64_t first, entry_ahead& e) {
   const int lane = thread_index() % 32;

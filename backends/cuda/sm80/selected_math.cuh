@@ -129,12 +129,12 @@ CQSA_DEVICE void multiply_group(const warp_memory<S>& mem, const unsigned char* 
   }
 }
 
-template <class S> CQSA_DEVICE void multiply_keys(const warp_memory<S>& mem, const unsigned char* fragments, selected_logits<S>& x) {
+template <class S> CQSA_DEVICE void multiply_keys(const warp_memory<S>& mem, const unsigned char* fragments, int dim, selected_logits<S>& x) {
   constexpr int tiles = S::cells / 8;
 #pragma unroll
   for (int n = 0; n < tiles; ++n) x.s[n][0] = x.s[n][1] = x.s[n][2] = x.s[n][3] = 0.0f;
 #pragma unroll 1
-  for (int group = 0; group < S::groups; ++group) {
+  for (int group = 0; 64 * group < dim; ++group) {
     float c[tiles][4];
     multiply_group<S>(mem, fragments, group, c);
 #pragma unroll
@@ -250,14 +250,16 @@ template <class S> CQSA_DEVICE void value_fragments(const value_words<S>& v, int
   }
 }
 
-// o = factor o + p v.
+// o = factor o + p v. The products of a tile are summed by themselves, in chains of two to four steps: the sums over all tiles are f32
+// additions to nearest, not those of the matrix unit, which cut.
 template <class S>
-CQSA_DEVICE void add_values(const warp_memory<S>& mem, const selected_logits<S>& x, const float (&factor)[2], selected_sums<S>& sums) {
+CQSA_DEVICE void add_values(const warp_memory<S>& mem, const selected_logits<S>& x, const float (&factor)[2], int dim, selected_sums<S>& sums) {
   constexpr int steps = S::cells / 16;
   weight_fragments<S> w;
   if constexpr (!S::codes) make_weights<S>(mem, x, 0, sums.up, w);
 #pragma unroll
   for (int group = 0; group < S::groups; ++group) {
+    if (64 * group >= dim) break;  // the rest is filling; and a branch keeps ptxas from putting off the additions below until they spill
     if constexpr (S::codes) make_weights<S>(mem, x, group, sums.up, w);
     value_words<S> v[steps];
 #pragma unroll
@@ -268,7 +270,7 @@ CQSA_DEVICE void add_values(const warp_memory<S>& mem, const selected_logits<S>&
 #pragma unroll
       for (int j = 0; j < 4; ++j)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) c[j][i] = sums.o[group][4 * half + j][i] * factor[i / 2];
+        for (int i = 0; i < 4; ++i) c[j][i] = 0.0f;
 #pragma unroll
       for (int step = 0; step < steps; ++step) {
         uint32_t b[4][2];
@@ -283,7 +285,7 @@ CQSA_DEVICE void add_values(const warp_memory<S>& mem, const selected_logits<S>&
 #pragma unroll
       for (int j = 0; j < 4; ++j)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums.o[group][4 * half + j][i] = c[j][i];
+        for (int i = 0; i < 4; ++i) sums.o[group][4 * half + j][i] = fma_f32(sums.o[group][4 * half + j][i], factor[i / 2], c[j][i]);
     }
   }
 }
