@@ -79,8 +79,10 @@ CQSA_DEVICE void run_stages(const decode_params& p, const block_memory<V>& mem, 
       if (at.key < f.end) add_keys<V, Kind>(p, mem, at, q, common, w);
     }
     keep_place(mem, newest + 1, ahead);
-    if constexpr (V::narrow) keep_scales(p, mem, newest, scales);
-    next = ahead;
+    if constexpr (V::narrow) {
+      keep_scales(p, mem, newest, scales);
+      next = ahead;
+    }
   }
 }
 
