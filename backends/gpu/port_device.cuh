@@ -87,10 +87,16 @@ CQSA_DEVICE uint32_t atomic_or(uint32_t* to, uint32_t bits) { return atomicOr(to
 
 CQSA_DEVICE float fma_f32(float a, float b, float c) { return fmaf(a, b, c); }
 CQSA_DEVICE float exp_f32(float x) { return expf(x); }
-// 2^x to 2 units in the last place; results below the smallest normal number are 0.
+// 2^x and 1 / x to 2 units in the last place; results below the smallest normal number are 0.
 #if defined(__HIP__)
 CQSA_DEVICE float exp2_f32(float x) { return exp2f(x); }
+CQSA_DEVICE float reciprocal_f32(float x) { return 1.0f / x; }
 #else
+CQSA_DEVICE float reciprocal_f32(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 CQSA_DEVICE float exp2_f32(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -20,6 +20,7 @@ from ._errors import (
     CqsaRuntimeError,
     CqsaValueError,
 )
+from ._kv import hadamard, kv_append, kv_gather
 from ._patch import patch_torch_sdpa, unpatch_torch_sdpa
 from ._place import Placement, place
 from ._plan import Plan, attention_plan
@@ -42,6 +43,9 @@ __all__ = [
     "attention_plan",
     "backends",
     "doctor",
+    "hadamard",
+    "kv_append",
+    "kv_gather",
     "patch_torch_sdpa",
     "place",
     "unpatch_torch_sdpa",
