@@ -58,8 +58,9 @@ const device_facts& facts_of(void* device);
 // Keeps the text for last_error() and returns the status.
 cqsa_status fail(cqsa_status status, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
-// backends/gpu/attention_leaf.cpp, merge_leaf.cpp: what a plugin puts into its cqsa_backend_v1.
+// backends/gpu/attention_leaf.cpp, selected_leaf.cpp, merge_leaf.cpp: what a plugin puts into its cqsa_backend_v1.
 extern const cqsa_attention_impl portable_attention;
+extern const cqsa_selected_impl portable_selected;
 cqsa_status portable_merge(void* device, const cqsa_merge_leaf* leaf, const cqsa_exec* exec, void* stream);
 
 }  // namespace cqsa::gpu

@@ -36,7 +36,7 @@ struct hardware_model {
   double host_copy = 0;         // bytes/s of a memcpy into staging
   double device_copy = 0;       // bytes/s read plus written in device memory; 0: 20 x copy_in
   double launch_seconds = 0;    // cost of one leaf call
-  double parallel_blocks = 0;   // leaf tiles that a device works on at once; 0: unknown, few are as good as many
+  double parallel_blocks = 0;   // leaf tiles that a device works on at once, where the implementation does not say; 0: unknown
   rates measured = rates::known;
   const hardware_model* previous = nullptr;  // an older model of the same context, which readers may still hold
 
@@ -80,6 +80,7 @@ struct schedule_choice {
   bool accumulator_on_host = false;  // CQS on a device: partial states are merged in host memory
   staging_choice staging;            // device
   double leaf_efficiency = 1;
+  double parallel_blocks = 0;  // leaf tiles that the device works on at once; 0: unknown, few are as good as many
 
   bool operator==(const schedule_choice&) const = default;
 };

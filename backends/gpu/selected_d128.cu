@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "selected.cuh"
+
+CQSA_KERNEL(256, cqsa_selected_d128, cqsa::gpu::selected_params) { cqsa::gpu::selected_block<CQSA_LANES, 128>(p); }
