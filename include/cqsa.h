@@ -284,7 +284,8 @@ CQSA_API void cqsa_context_params_init(cqsa_context_params *params, uint64_t siz
 CQSA_API cqsa_status cqsa_context_create(const cqsa_context_params *params, cqsa_context **context_out);
 
 /* Drops the caller's reference. Plans keep their context alive, so the order of destruction does not matter. NULL is fine.
- * Threads are joined when the last reference goes. Thread class: exclusive. Since 0.1. */
+ * Threads are joined when the last reference goes, and pinned memory goes back: up to 128 MiB of staging that a device context
+ * keeps from one run to the next (docs/streams.md). Thread class: exclusive. Since 0.1. */
 CQSA_API void cqsa_context_destroy(cqsa_context *context);
 
 /* Name of the backend in use, "cpu". Lives as long as the context. NULL context: "". Thread class: const. Since 0.1. */

@@ -59,14 +59,16 @@ static void copy_elements(const char* from, int64_t from_stride, char* to, int64
 
 // ---- int8 -------------------------------------------------------------------------------------------------------------------
 
-// Adding 1.5 * 2^23 leaves no room for a fraction. Limits before rounding are the same as behind it, and keep it in range.
+// Limits before rounding are the same as behind it, and keep what is rounded small. n <= 128.
 static inline void encode_codes(const float* x, float scale, int64_t n, int8_t* codes) {
-  for (int64_t i = 0; i < n; ++i) {
-    float y = x[i] / scale;
-    y = y < -127.0f ? -127.0f : y;
-    y = y > 127.0f ? 127.0f : y;
-    codes[i] = int8_t(int32_t((y + 12582912.0f) - 12582912.0f));
+  float y[128 + lanes];
+  memcpy(y, x, size_t(n) * 4);
+  memset(y + n, 0, sizeof(float) * lanes);
+  for (int64_t i = 0; i < n; i += lanes) {
+    const vf limited = vmin(set(127.0f), vmax(set(-127.0f), div(loadu(y + i), set(scale))));
+    storeu(round_int(limited), y + i);
   }
+  for (int64_t i = 0; i < n; ++i) codes[i] = int8_t(int32_t(y[i]));
 }
 
 // Codes of a group, and its scale.
@@ -112,15 +114,23 @@ static inline void butterfly(float& a, float& b) {
   a = sum, b = difference;
 }
 
-// The steps 1, 2, 4 of eight neighbours, or of fewer where there are no more.
-static inline void rotate_neighbours(float* x, int64_t n) {
-  for (int64_t h = 1; h < 8 && h < n; h *= 2)
-    for (int64_t i = 0; i < 8 && i < n; ++i)
+// The steps 1, 2, 4 of eight neighbours.
+static inline void rotate_eight(float* x) {
+  for (int i = 0; i < 8; i += 2) butterfly(x[i], x[i + 1]);
+  for (int i = 0; i < 8; i += 4) butterfly(x[i], x[i + 2]), butterfly(x[i + 1], x[i + 3]);
+  for (int i = 0; i < 4; ++i) butterfly(x[i], x[i + 4]);
+}
+
+static void rotate_few(float* x, int64_t n, float factor) {
+  for (int64_t h = 1; h < n; h *= 2)
+    for (int64_t i = 0; i < n; ++i)
       if (!(i & h)) butterfly(x[i], x[i + h]);
+  for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }
 
 static void rotate(float* x, int64_t n, float factor) {
-  for (int64_t i = 0; i < n; i += 8) rotate_neighbours(x + i, n);
+  if (n < 8) return rotate_few(x, n, factor);
+  for (int64_t i = 0; i < n; i += 8) rotate_eight(x + i);
   for (int64_t h = 8; h < n; h *= 2)
     for (int64_t i = 0; i < n; i += 2 * h) {
       float* HWY_RESTRICT low = x + i;
@@ -181,6 +191,10 @@ static void decode_block(const char* from, const scalar_ops* ops, float* to) {
   }
 }
 
+static void decode_blocks(const char* from, int64_t n, kv_scratch* mem) {
+  for (int64_t i = 0; i < n; i += block_channels) decode_block(from + i / block_channels * block_bytes, mem->ops, mem->row + i);
+}
+
 // ---- rows -------------------------------------------------------------------------------------------------------------------
 
 static void append_rotated(const cqsa_kv_leaf* leaf, const char* x, char* pool, kv_scratch* mem) {
@@ -216,7 +230,7 @@ static void gather_row(const cqsa_kv_leaf* leaf, const char* pool, const char* s
   for (int64_t c = 0; c < leaf->head_dim; c += kv_most_channels) {
     const int64_t n = min64(kv_most_channels, leaf->head_dim - c);
     const char* const at = pool + c * pool_step * element_bytes(from);
-    if (blocks) for (int64_t i = 0; i < n; i += block_channels) decode_block(pool + i / block_channels * block_bytes, mem->ops, mem->row + i);
+    if (blocks) decode_blocks(pool, n, mem);
     else if (from == CQSA_DTYPE_I8) gather_groups(leaf, at, scale + c / leaf->kv_group * leaf->scale.stride[3] * 2, n, mem);
     else load_row(at, from, pool_step, n, mem->raw, mem->row);
     make_nan_plain(mem->row, n);

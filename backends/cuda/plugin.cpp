@@ -11,6 +11,7 @@
 #include "memory.h"
 #include "rate.h"
 #include "stream.h"
+#include "tuned.h"
 
 #if __has_include("cqsa_build_id.h")
 #include "cqsa_build_id.h"

@@ -33,7 +33,10 @@ CQSA_DEVICE float4x load_four(const gpu_view& x, int64_t row, int64_t c, int64_t
 CQSA_DEVICE void store_four(const gpu_view& x, int64_t row, int64_t c, int64_t n, const float4x& value) {
   if (x.quads && c < n) {
     if (x.kind == kind_f32) {
-      *reinterpret_cast<float4x*>(x.data + 4 * (row + c)) = {{plain_nan(value.x[0]), plain_nan(value.x[1]), plain_nan(value.x[2]), plain_nan(value.x[3])}};
+      float4x plain;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) plain.x[i] = plain_nan(value.x[i]);
+      *reinterpret_cast<float4x*>(x.data + 4 * (row + c)) = plain;
     } else {
       word2x words;
 #pragma unroll

@@ -43,6 +43,8 @@ struct selected_problem {
   cqsa_selected_leaf leaf() const;
   // Page and row of entry n of query i's list, or page -1.
   std::pair<int64_t, int64_t> place(int64_t i, int64_t n) const;
+  // Multiplies the scales of k by one factor, those of v by powers of a random number up to the other, and answers anew.
+  void scale_scales(double k_factor, double v_factor);
   int64_t count(int64_t i) const { return std::clamp<int64_t>(counts[size_t(i)], 0, s.capacity); }
 
  private:
@@ -149,6 +151,15 @@ void selected_problem::answer(int64_t i, int64_t h) {
   for (int64_t c = 0; c < s.head_dim_v; ++c) exact_out[size_t((h * s.total_q + i) * s.head_dim_v + c)] = l > 0 ? sums[size_t(c)] / l : 0;
 }
 
+void selected_problem::scale_scales(double k_factor, double v_factor) {
+  k_scale.fill([&](int64_t b, int64_t h, int64_t r, int64_t c) { return k_scale.read(b, h, r, c) * k_factor; });
+  v_scale.fill([&](int64_t b, int64_t h, int64_t r, int64_t c) {
+    return v_scale.read(b, h, r, c) * std::pow(v_factor, double(between(-1, 1)));
+  });
+  for (int64_t h = 0; h < s.kv_heads * s.group_heads; ++h)
+    for (int64_t i = 0; i < s.total_q; ++i) answer(i, h);
+}
+
 cqsa_selected_leaf selected_problem::leaf() const {
   cqsa_selected_leaf x{};
   x.struct_size = sizeof x;
@@ -185,7 +196,7 @@ inline selected_error error_of(const selected_problem& p) {
     take_error(p.out.read(0, h, i, c), p.exact_out[size_t((h * p.s.total_q + i) * p.s.head_dim_v + c)], unit, &e.out);
   });
   p.lse.each([&](int64_t, int64_t h, int64_t i, int64_t) {
-    take_error(p.lse.read(0, h, i, 0), p.exact_lse[size_t(h * p.s.total_q + i)], 0x1p-24, &e.lse);
+    take_error(p.lse.read(0, h, i, 0), p.exact_lse[size_t(h * p.s.total_q + i)], 0x1p-22, &e.lse);
   });
   e.out /= largest;
   return e;

@@ -97,7 +97,7 @@ bool cell_at(const selected_problem& p, int64_t query, int64_t n, int64_t* page,
 }
 
 double scaled(const tensor& x, const tensor& scale, int64_t group, int64_t page, int64_t g, int64_t row, int64_t c) {
-  return x.read(page, g, row, c) * (scale.empty() ? 1.0 : scale.read(page, g, row, c / group));
+  return cqsa::cpu::element(x.view, page, g, row, c) * (scale.empty() ? 1.0 : scale.read(page, g, row, c / group));
 }
 
 // The formula of cqsa.h, section 11, in f64.

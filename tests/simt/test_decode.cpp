@@ -180,6 +180,14 @@ std::vector<check_function> small_decodes() {
   codes(bytes, CQSA_DTYPE_I8, CQSA_SCALE_GROUP);
   bytes.leaf.chip = {80, 4, 70 * 1024, 0};
   all.push_back(whole(std::move(bytes), 1));
+  problem few = step(CQSA_DTYPE_F16, 4, 2, 3, 64);  // every weight counts
+  codes(few, CQSA_DTYPE_I8, CQSA_SCALE_GROUP);
+  all.push_back(whole(std::move(few), 1));
+  problem code = step(CQSA_DTYPE_F16, 4, 4, 130, 64);
+  codes(code, CQSA_DTYPE_E4M3FN, CQSA_SCALE_TOKEN);
+  code.leaf.causal = CQSA_CAUSAL_BOTTOM_RIGHT;
+  code.v.write(0, 0, 127, 7, nan64);
+  all.push_back(whole(std::move(code), 1));
   problem nan = step(CQSA_DTYPE_F16, 2, 4, 130, 16);
   nan.leaf.causal = CQSA_CAUSAL_BOTTOM_RIGHT;
   for (int64_t c = 0; c < 16; ++c) nan.v.write(0, 0, 127, c, nan64), nan.k.write(0, 0, 127, c, nan64);

@@ -81,9 +81,10 @@ bool find(const cqsa_kv_leaf& a, int64_t n, int64_t* page, int64_t* row) {
 
 void append_row(const cqsa_kv_leaf& a, int64_t n, int64_t head, int64_t page, int64_t row) {
   const auto pool = [&](int64_t c) { return cqsa::cpu::element_address(a.pool, page, head, row, c); };
+  const auto x_at = [&](int64_t c) { return cqsa::cpu::element_address(a.x, 0, head, n, c); };
   const int64_t dim = a.head_dim, step = a.pool.stride[3];
   std::vector<float> x;
-  for (int64_t c = 0; c < dim; ++c) x.push_back(as_f32(cqsa::cpu::element_address(a.x, 0, head, n, c), a.x.dtype));
+  for (int64_t c = 0; c < dim; ++c) x.push_back(as_f32(x_at(c), a.x.dtype));
   if (a.format == CQSA_KV_FORMAT_Q4_0) {
     rotate(x);
     for (int64_t c = 0; c < dim; c += 32) quantize_block(&x[size_t(c)], reinterpret_cast<unsigned char*>(pool(c / 32 * 18)));
@@ -93,7 +94,7 @@ void append_row(const cqsa_kv_leaf& a, int64_t n, int64_t head, int64_t page, in
                      cqsa::cpu::element_address(a.scale, page, head, row, c / a.kv_group));
   } else {
     for (int64_t c = 0; c < dim; ++c) {
-      if (a.x.dtype == a.pool.dtype) std::memcpy(pool(c), cqsa::cpu::element_address(a.x, 0, head, n, c), size_t(bytes_of(a.x.dtype)));
+      if (a.x.dtype == a.pool.dtype) std::memcpy(pool(c), x_at(c), size_t(bytes_of(a.x.dtype)));
       else store(pool(c), a.pool.dtype, x[size_t(c)]);
     }
   }
@@ -124,7 +125,8 @@ void gather(const cqsa_kv_leaf& a) {
       for (int64_t c = 0; c < a.head_dim; ++c) {
         char* const to = cqsa::cpu::element_address(a.x, 0, head, n, c);
         if (!find(a, n, &page, &row)) store(to, a.x.dtype, 0);
-        else if (a.pool.dtype == a.x.dtype) std::memcpy(to, cqsa::cpu::element_address(a.pool, page, head, row, c), size_t(bytes_of(a.x.dtype)));
+        else if (a.pool.dtype == a.x.dtype)
+          std::memcpy(to, cqsa::cpu::element_address(a.pool, page, head, row, c), size_t(bytes_of(a.x.dtype)));
         else store(to, a.x.dtype, decoded(a, page, head, row, c));
       }
 }
@@ -214,7 +216,10 @@ void draw_places(dice& d, kv_problem& p) {
   a.page_table_stride[0] = !each ? 0 : turned ? 1 : a.pages;
   a.page_table_stride[1] = each && turned ? rows : 1;
   p.table.resize(size_t(rows * a.pages) + 1);
-  for (int32_t& id : p.table) id = d.once_in(5) ? d.pick({-1, INT32_MIN, INT32_MAX, int32_t(a.num_pages)}) : int32_t(d.upto(a.num_pages - 1));
+  for (int32_t& id : p.table) {
+    id = int32_t(d.upto(a.num_pages - 1));
+    if (d.once_in(5)) id = d.pick({-1, INT32_MIN, INT32_MAX, int32_t(a.num_pages)});
+  }
   a.cells_dtype = wide ? CQSA_DTYPE_I64 : CQSA_DTYPE_I32;
   a.cells_stride = 1 + d.once_in(3);
   std::set<std::pair<int64_t, int64_t>> taken;
@@ -243,7 +248,8 @@ kv_problem random_kv(uint32_t seed, int64_t most_rows = 40) {
 }
 
 // "" when run(leaf) leaves the bytes of `memory` that the oracle leaves, those beside the elements included.
-template <class Leaf, class Oracle, class Run> std::string wrong_bytes(std::vector<char>& memory, const Leaf& leaf, const Oracle& wanted, const Run& run) {
+template <class Leaf, class Oracle, class Run>
+std::string wrong_bytes(std::vector<char>& memory, const Leaf& leaf, const Oracle& wanted, const Run& run) {
   const std::vector<char> before = memory;
   wanted(leaf);
   const std::vector<char> want = memory;
@@ -312,7 +318,8 @@ rotation_problem random_rotation(uint32_t seed, int64_t most_values = 30000) {
   p.leaf.shape[2] = std::max<int64_t>(1, d.upto(most / p.leaf.shape[0] / p.leaf.shape[1]));
   const auto made = [&] {
     const layout how = d.once_in(2) ? compact : layout(d.upto(num_layouts - 1));
-    return tensor(d.pick({CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16}), {p.leaf.shape[0], p.leaf.shape[1], p.leaf.shape[2], p.leaf.n}, how);
+    const int64_t* const shape = p.leaf.shape;
+    return tensor(d.pick({CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16}), {shape[0], shape[1], shape[2], p.leaf.n}, how);
   };
   p.x = made(), p.out = made();
   p.in_place = d.once_in(3);

@@ -96,7 +96,8 @@ TEST_CASE("kv calls: what is refused, and how", "[kv]") {
        CQSA_ERROR_NULL_POINTER, "args->pool->data is NULL, but its shape is [2, 4, 2, 80]"},
       {"format", [](cqsa_kv_args& a) { a.format = 2; }, CQSA_ERROR_UNKNOWN_FLAG, "args->format is 2, wanted one of CQSA_KV_FORMAT_*"},
       {"flags", [](cqsa_kv_args& a) { a.flags = 4; }, CQSA_ERROR_UNKNOWN_FLAG, "args->flags has the unknown bits 0x4"},
-      {"group", [](cqsa_kv_args& a) { a.kv_group = 48; }, CQSA_ERROR_INVALID_ARGUMENT, "args->kv_group is 48, wanted 32, 64, 128, or 0 for 64"},
+      {"group", [](cqsa_kv_args& a) { a.kv_group = 48; }, CQSA_ERROR_INVALID_ARGUMENT,
+       "args->kv_group is 48, wanted 32, 64, 128, or 0 for 64"},
       {"another group", [](cqsa_kv_args& a) { a.kv_group = 0; }, CQSA_ERROR_SHAPE,
        "args->scale has shape [2, 4, 2, 3], wanted [2, 4, 2, 2] (num_pages, page_size, num_kv_heads, ceil(head_dim / kv_group))"},
       {"x axes", [](cqsa_kv_args& a) { a.x = shaped(a.x, {10, 80}); }, CQSA_ERROR_SHAPE, "args->x has 2 axes, wanted 3"},
@@ -106,12 +107,14 @@ TEST_CASE("kv calls: what is refused, and how", "[kv]") {
       {"pool heads", [](cqsa_kv_args& a) { a.x = shaped(a.x, {5, 1, 160}); }, CQSA_ERROR_SHAPE,
        "args->pool has shape [2, 4, 2, 80], wanted [2, 4, 1, 160] (num_pages, page_size, num_kv_heads, head_dim)"},
       {"pool axes", [](cqsa_kv_args& a) { a.pool = shaped(a.pool, {8, 2, 80}); }, CQSA_ERROR_SHAPE, "args->pool has 3 axes, wanted 4"},
-      {"scale type", [](cqsa_kv_args& a) { a.scale = typed(a.scale, CQSA_DTYPE_BF16); }, CQSA_ERROR_DTYPE, "args->scale is bf16, wanted f16"},
+      {"scale type", [](cqsa_kv_args& a) { a.scale = typed(a.scale, CQSA_DTYPE_BF16); }, CQSA_ERROR_DTYPE,
+       "args->scale is bf16, wanted f16"},
       {"table type", [](cqsa_kv_args& a) { a.page_table = typed(a.page_table, CQSA_DTYPE_F32); }, CQSA_ERROR_DTYPE,
        "args->page_table is f32, wanted i32"},
       {"table rows", [](cqsa_kv_args& a) { a.page_table = shaped(a.page_table, {3, 5}); }, CQSA_ERROR_SHAPE,
        "args->page_table has shape [3, 5], wanted [5, 5] (rows, pages)"},
-      {"cells type", [](cqsa_kv_args& a) { a.cells = typed(a.cells, CQSA_DTYPE_U8); }, CQSA_ERROR_DTYPE, "args->cells is u8, wanted i32 or i64"},
+      {"cells type", [](cqsa_kv_args& a) { a.cells = typed(a.cells, CQSA_DTYPE_U8); }, CQSA_ERROR_DTYPE,
+       "args->cells is u8, wanted i32 or i64"},
       {"cells length", [](cqsa_kv_args& a) { a.cells = shaped(a.cells, {4}); }, CQSA_ERROR_SHAPE,
        "args->cells has shape [4], wanted [5] (rows)"},
       {"device", [](cqsa_kv_args& a) { a.cells = changed(a.cells, [](cqsa_tensor& t) { t.device_type = CQSA_DEVICE_CUDA; }); },
@@ -178,9 +181,10 @@ TEST_CASE("kv calls: outputs stand apart from everything else", "[kv]") {
   CHECK(status_of(false, [&](cqsa_kv_args& a) { to_x(a.page_table); }) == CQSA_ERROR_OVERLAP);
   CHECK(std::string(cqsa_last_error()).rfind("args->x overlaps args->page_table: ", 0) == 0);
   int64_t same_row[4] = {0, 160, 80, 1}, same_x[3] = {0, 80, 1}, same_scale[4] = {24, 0, 3, 1};
-  CHECK(status_of(true, [&](cqsa_kv_args& a) { a.pool = changed(a.pool, [&](cqsa_tensor& t) { t.strides = same_row; }); }) == CQSA_ERROR_STRIDES);
-  CHECK(status_of(true, [&](cqsa_kv_args& a) { a.scale = changed(a.scale, [&](cqsa_tensor& t) { t.strides = same_scale; }); }) == CQSA_ERROR_STRIDES);
-  CHECK(status_of(false, [&](cqsa_kv_args& a) { a.x = changed(a.x, [&](cqsa_tensor& t) { t.strides = same_x; }); }) == CQSA_ERROR_STRIDES);
+  const auto laid = [](const cqsa_tensor*& t, int64_t* strides) { t = changed(t, [&](cqsa_tensor& x) { x.strides = strides; }); };
+  CHECK(status_of(true, [&](cqsa_kv_args& a) { laid(a.pool, same_row); }) == CQSA_ERROR_STRIDES);
+  CHECK(status_of(true, [&](cqsa_kv_args& a) { laid(a.scale, same_scale); }) == CQSA_ERROR_STRIDES);
+  CHECK(status_of(false, [&](cqsa_kv_args& a) { laid(a.x, same_x); }) == CQSA_ERROR_STRIDES);
 }
 
 TEST_CASE("kv calls: rows without a place are left out, and read as zeros", "[kv]") {
@@ -242,8 +246,10 @@ TEST_CASE("hadamard calls: what is refused", "[kv]") {
   const auto says = [](const char* text) { return std::string(cqsa_last_error()) == text; };
   CHECK(call(nullptr, out.tensor()) == CQSA_ERROR_NULL_POINTER);
   CHECK(call(x.tensor(), nullptr) == CQSA_ERROR_NULL_POINTER);
-  CHECK((call(more.tensor(), more.tensor()) == CQSA_ERROR_SHAPE && says("x has 12 elements along its last axis, wanted a power of two, 1 to 4096")));
-  CHECK((call(shaped(x.tensor(), {3, 8192}), out.tensor()) == CQSA_ERROR_SHAPE && says("x has 8192 elements along its last axis, wanted a power of two, 1 to 4096")));
+  CHECK(call(more.tensor(), more.tensor()) == CQSA_ERROR_SHAPE);
+  CHECK(says("x has 12 elements along its last axis, wanted a power of two, 1 to 4096"));
+  CHECK(call(shaped(x.tensor(), {3, 8192}), out.tensor()) == CQSA_ERROR_SHAPE);
+  CHECK(says("x has 8192 elements along its last axis, wanted a power of two, 1 to 4096"));
   CHECK((call(shaped(x.tensor(), {3, 0}), out.tensor()) == CQSA_ERROR_SHAPE));
   CHECK((call(shaped(x.tensor(), {1, 1, 1, 3, 8}), out.tensor()) == CQSA_ERROR_SHAPE && says("x has 5 axes, wanted 1 to 4")));
   CHECK((call(x.tensor(), shaped(out.tensor(), {2, 8})) == CQSA_ERROR_SHAPE && says("out has shape [2, 8], wanted [3, 8]")));

@@ -11,7 +11,7 @@ namespace cqsa::cuda {
 void add_leaves(cqsa_backend_v1& backend) {
   static const cqsa_attention_impl attention[] = {gpu::sm80_decode, gpu::sm80_attention, gpu::sm70_attention_impl,
                                                   gpu::portable_attention};
-  static const cqsa_selected_impl selected[] = {gpu::sm70_selected_impl, gpu::portable_selected};
+  static const cqsa_selected_impl selected[] = {gpu::sm80_selected, gpu::sm70_selected_impl, gpu::portable_selected};
   backend.attention = attention;
   backend.num_attention = static_cast<int32_t>(sizeof attention / sizeof *attention);
   backend.selected = selected;

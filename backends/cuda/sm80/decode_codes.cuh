@@ -8,17 +8,6 @@
 
 namespace cqsa::gpu::decode {
 
-CQSA_DEVICE uint32_t half_bits(float x, int to) { return to == kind_f16 ? uint32_t(f32_to_f16(x)) : f32_to_bf16(x); }
-
-// The same one by one, for words with a code that stands for NaN or Inf.
-template <int Kind, int To> CQSA_DEVICE void decode_slowly(uint32_t word, uint32_t* low, uint32_t* high) {
-  uint32_t x[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = half_bits(decode_u8(word >> 8 * i & 0xffu, Kind), To);
-  *low = x[0] | x[1] << 16;
-  *high = x[2] | x[3] << 16;
-}
-
 // Two codes, each in the upper byte of its half.
 template <int Kind, int To> CQSA_DEVICE uint32_t decode_two(uint32_t x) {
   constexpr uint32_t signs = 0x80008000u;
@@ -31,6 +20,12 @@ template <int Kind, int To> CQSA_DEVICE uint32_t decode_two(uint32_t x) {
   } else {
     return fma_bf16x2((x >> 4 & 0x07f007f0u) | (x & signs), 0x7b807b80u, signs);  // 2^120
   }
+}
+
+// What makes NaN of the code for it, or gives Inf and NaN their exponent, in the halves that have them.
+template <int Kind> CQSA_DEVICE uint32_t topmost(uint32_t x) {
+  const uint32_t found = ((x & 0x7f007f00u) + (Kind == kind_e4m3 ? 0x01000100u : 0x04000400u)) & 0x80008000u;
+  return found - (found >> (Kind == kind_e4m3 ? 15 : 8));
 }
 
 // Codes 0, 1 and codes 2, 3 of a word.
@@ -50,20 +45,30 @@ template <int Kind, int To> CQSA_DEVICE void decode_four(uint32_t word, uint32_t
     *high = decode_two<Kind, To>(permute_bytes(word, 0, 0x3424));
     if constexpr (Kind == kind_e5m2 && To == kind_f16) return;
     const uint32_t beyond = Kind == kind_e4m3 ? 0x01010101u : 0x04040404u;
-    if (((word & 0x7f7f7f7fu) + beyond) & 0x80808080u) decode_slowly<Kind, To>(word, low, high);
+    if (((word & 0x7f7f7f7fu) + beyond) & 0x80808080u) {
+      *low |= topmost<Kind>(permute_bytes(word, 0, 0x1404));
+      *high |= topmost<Kind>(permute_bytes(word, 0, 0x3424));
+    }
   }
 }
 
 template <int Kind> CQSA_DEVICE uint32_t pack(float low, float high) { return Kind == kind_f16 ? pack_f16(low, high) : pack_bf16(low, high); }
 
-template <int Kind> CQSA_DEVICE float half_value(uint32_t bits) { return Kind == kind_f16 ? f16_to_f32(uint16_t(bits)) : bf16_to_f32(bits & 0xffffu); }
-
-// A word of two halves with NaN and Inf made zero, and whether there were any.
-template <int Kind> CQSA_DEVICE uint32_t without_nan(uint32_t x, bool* found) {
-  constexpr uint32_t top = Kind == kind_f16 ? 0x7c00u : 0x7f80u;
-  const bool low = (x & top) == top, high = (x >> 16 & top) == top;
-  *found = *found || low || high;
-  return x & (low ? 0xffff0000u : 0xffffffffu) & (high ? 0xffffu : 0xffffffffu);
-}
+// Which halves of a word are NaN, +Inf or -Inf: 1 there, 0 elsewhere. Without any of them the word as it is.
+enum class special { nan, plus, minus };
+template <int Type> struct half_word {
+  static constexpr uint32_t top = Type == kind_f16 ? 0x7c00u : 0x7f80u, one = Type == kind_f16 ? 0x3c00u : 0x3f80u;
+  CQSA_DEVICE static bool is_special(uint32_t half) { return (half & top) == top; }
+  CQSA_DEVICE static bool any(uint32_t x) { return is_special(x) || is_special(x >> 16); }
+  CQSA_DEVICE static uint32_t finite(uint32_t x) { return x & (is_special(x) ? 0xffff0000u : 0xffffffffu) & (is_special(x >> 16) ? 0xffffu : 0xffffffffu); }
+  CQSA_DEVICE static bool is(special what, uint32_t half) {
+    if (what == special::nan) return (half & 0x7fffu) > top;
+    return (half & 0xffffu) == (what == special::plus ? top : top | 0x8000u);
+  }
+  CQSA_DEVICE static uint32_t ones(special what, uint32_t x) { return (is(what, x & 0xffffu) ? one : 0u) | (is(what, x >> 16) ? one << 16 : 0u); }
+  // Of weights: those that are not hidden (-0) and have the sign.
+  CQSA_DEVICE static uint32_t seen(uint32_t x, bool negative) { return seen_half(x & 0xffffu, negative) | seen_half(x >> 16, negative) << 16; }
+  CQSA_DEVICE static uint32_t seen_half(uint32_t half, bool negative) { return half != 0x8000u && (half >> 15 != 0) == negative ? one : 0u; }
+};
 
 }  // namespace cqsa::gpu::decode

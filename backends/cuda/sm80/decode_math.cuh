@@ -50,13 +50,7 @@ template <int Type> CQSA_DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], 
   else mma_m16n8k16_bf16(c, a, b);
 }
 
-// What a lane knows of its two rows. `lo`, `hi`: keys lo <= j < hi of the sequence are visible.
-struct row_facts {
-  int32_t lo[2], hi[2];
-  int64_t position[2];
-  float slope[2];
-};
-// .. and of the block's: keys that every row sees.
+// Keys lo <= j < hi of the sequence that every row of the block sees.
 struct common_keys {
   int32_t lo, hi;
 };
@@ -67,26 +61,29 @@ CQSA_DEVICE common_keys common_of(const decode_params& p, const block_facts& f) 
   return {key_number(f.position + f.queries - 1 - p.a.left), key_number(f.position + p.a.right + 1)};
 }
 
+// What a lane has to know of one of its rows to mask it. Made anew where it is needed: registers are for the sums.
+struct row_facts {
+  int32_t lo, hi;
+  int64_t position;
+  float slope;
+};
+
 // Rows that are not in use see everything: nobody looks at them.
-CQSA_DEVICE row_facts rows_of(const decode_params& p, const block_facts& f, int m_tile) {
+CQSA_DEVICE row_facts facts_of_row(const decode_params& p, const block_facts& f, int row) {
+  const bool used = row < f.rows;
+  const int query = used ? row / f.heads : 0, head = used ? row % f.heads : 0;
   row_facts out;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = m_tile * 16 + thread_index() % 32 / 4 + 8 * r;
-    const bool used = row < f.rows;
-    const int query = used ? row / f.heads : 0, head = used ? row % f.heads : 0;
-    const int64_t position = f.position + query;
-    out.position[r] = position;
-    out.lo[r] = used ? key_number(position - p.a.left) : -1;
-    out.hi[r] = used ? key_number(position + p.a.right + 1) : INT32_MAX;
-    out.slope[r] = p.a.slopes.data ? load_element(p.a.slopes.data, kind_f32, offset_of(p.a.slopes, f.batch, f.first_head + head, 0, 0)) : 0.0f;
-  }
+  out.position = f.position + query;
+  out.lo = used ? key_number(out.position - p.a.left) : -1;
+  out.hi = used ? key_number(out.position + p.a.right + 1) : INT32_MAX;
+  out.slope = p.a.slopes.data ? load_element(p.a.slopes.data, kind_f32, offset_of(p.a.slopes, f.batch, f.first_head + head, 0, 0)) : 0.0f;
   return out;
 }
 
 // One step of a warp: 16 keys of a stage.
 struct step_place {
-  int stage, group, m_tile;  // group: of 16 keys
+  int slot, table;    // of the stage
+  int group, m_tile;  // group: of 16 keys
   int32_t key;               // number of the first one in the sequence
 };
 
@@ -94,10 +91,10 @@ struct step_place {
 template <class V>
 CQSA_DEVICE void multiply_qk(const decode_params& p, const block_memory<V>& mem, const step_place& at, const query_tile<V>& q, float (&s)[2][4]) {
   const int lane = thread_index() % 32, row = at.group * 16 + (lane & 7) + (lane >> 4) * 8;
-  const unsigned char* panel = mem.panel(at.stage, 0);
+  const unsigned char* panel = mem.panel(at.slot, 0);
 #pragma unroll
   for (int step = 0; step < V::d / 16; ++step) {
-    if (step * 16 >= p.a.head_dim) break;
+    if (step * 16 % V::pad == 0 && step * 16 >= p.a.head_dim) break;
     uint32_t b[4], a[4];
     ldmatrix_x4(b, panel + chunk_offset<V::shape::row_bytes>(row, 2 * step + (lane >> 3 & 1)));
     take_query(mem, q, at.m_tile, step, a);
@@ -110,10 +107,10 @@ CQSA_DEVICE void multiply_qk(const decode_params& p, const block_memory<V>& mem,
 template <class V, int Kind>
 CQSA_DEVICE void multiply_qk_codes(const decode_params& p, const block_memory<V>& mem, const step_place& at, const query_tile<V>& q, float (&s)[2][4]) {
   const int lane = thread_index() % 32, row = at.group * 16 + (lane & 15);
-  const unsigned char* panel = mem.panel(at.stage, 0);
+  const unsigned char* panel = mem.panel(at.slot, 0);
 #pragma unroll
   for (int step = 0; step < V::d / 16; step += 2) {
-    if (step * 16 >= p.a.head_dim) break;
+    if (step * 16 % V::pad == 0 && step * 16 >= p.a.head_dim) break;
     uint32_t codes[4];
     ldmatrix_x4(codes, panel + chunk_offset<V::shape::row_bytes>(row, step + (lane >> 4)));
     float part[2][4] = {};
@@ -128,7 +125,7 @@ CQSA_DEVICE void multiply_qk_codes(const decode_params& p, const block_memory<V>
         mma<V::type>(part[n], a, b0, b1);
       }
     }
-    const float* scale = mem.scales(at.stage, 0, step * 16 >> p.group_shift) + at.group * 16 + lane % 4 * 2;
+    const float* scale = mem.scales(at.table, 0, step * 16 >> p.group_shift) + at.group * 16 + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       const float2x x = *reinterpret_cast<const float2x*>(scale + n * 8);
@@ -139,22 +136,26 @@ CQSA_DEVICE void multiply_qk_codes(const decode_params& p, const block_memory<V>
 }
 
 // Softcap, ALiBi, and -inf where the key is hidden.
-CQSA_DEVICE void fix_logits(const decode_params& p, const row_facts& rows, uint32_t present, int32_t key0, float (&s)[2][4]) {
+CQSA_DEVICE void fix_logits(const decode_params& p, const block_facts& f, const step_place& at, uint32_t present, float (&s)[2][4]) {
 #pragma unroll
-  for (int n = 0; n < 2; ++n)
+  for (int r = 0; r < 2; ++r) {
+    const row_facts row = facts_of_row(p, f, at.m_tile * 16 + thread_index() % 32 / 4 + 8 * r);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int at = n * 8 + thread_index() % 4 * 2 + i % 2, r = i / 2;
-      const int32_t key = key0 + at;
-      float x = s[n][i];
-      if (p.a.softcap > 0) x = p.a.softcap * tanh_f32(x / p.a.softcap);
-      if (p.a.slopes.data) {
-        const int64_t ahead = rows.position[r] - key;
-        x -= rows.slope[r] * float(ahead < 0 ? -ahead : ahead);
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int number = n * 8 + thread_index() % 4 * 2 + i;
+        const int32_t key = at.key + number;
+        float x = s[n][2 * r + i];
+        if (p.a.softcap > 0) x = p.a.softcap * tanh_f32(x / p.a.softcap);
+        if (p.a.slopes.data) {
+          const int64_t ahead = row.position - key;
+          x -= row.slope * float(ahead < 0 ? -ahead : ahead);
+        }
+        const bool hidden = key < row.lo || (key >= row.hi && !CQSA_MUTANT(2)) || !(present >> number & 1);
+        s[n][2 * r + i] = hidden ? -infinity() : x;
       }
-      const bool hidden = key < rows.lo[r] || (key >= rows.hi[r] && !CQSA_MUTANT(2)) || !(present >> at & 1);
-      s[n][i] = hidden ? -infinity() : x;
-    }
+  }
 }
 
 // From logits to probabilities; a hidden key becomes -0, by which others know it. o follows the new maxima. True where some
@@ -185,7 +186,7 @@ template <class V> CQSA_DEVICE bool softmax(float (&s)[2][4], row_sums<V>& w) {
     w.l[r] = fma_f32(w.l[r], CQSA_MUTANT(3) ? 1.0f : factor[r], sum);
   }
   // Products with 1 are left out: no bit depends on it.
-  if (ballot<32>(!(factor[0] == 1.0f && factor[1] == 1.0f)) != 0) {
+  if (!(factor[0] == 1.0f && factor[1] == 1.0f)) {
 #pragma unroll
     for (int n = 0; n < V::d / 8; ++n)
 #pragma unroll
@@ -194,51 +195,46 @@ template <class V> CQSA_DEVICE bool softmax(float (&s)[2][4], row_sums<V>& w) {
   return ballot<32>(hidden) != 0;
 }
 
-// NaN and Inf of v at 16 channels, which were left out of the product, to the rows that see their keys. `a`: the fragment of p.
-template <class V, int Kind>
-CQSA_DEVICE void add_nan(const block_memory<V>& mem, const step_place& at, const uint32_t (&a)[4], int step, float (&even)[4], float (&odd)[4]) {
-  const int lane = thread_index() % 32;
-#pragma unroll 1
-  for (int key = 0; key < 16; ++key) {
-    const uint32_t x = shuffle<32>(key < 8 ? a[0] : a[2], (lane & 28) | (key % 8 / 2)) >> key % 2 * 16 & 0xffffu;
-    const uint32_t y = shuffle<32>(key < 8 ? a[1] : a[3], (lane & 28) | (key % 8 / 2)) >> key % 2 * 16 & 0xffffu;
+// o += what NaN and Inf in the fragment b of v, which were left out of the product, are to the rows that see their keys: how many
+// there are is a product of zeros and ones.
+template <int Type, bool Signed> CQSA_DEVICE void add_special(const uint32_t (&p)[4], uint32_t b0, uint32_t b1, float (&o)[4]) {
+  using word = half_word<Type>;
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
+  for (int sign = 0; sign < (Signed ? 2 : 1); ++sign) {
+    const uint32_t a[4] = {word::seen(p[0], sign), word::seen(p[1], sign), word::seen(p[2], sign), word::seen(p[3], sign)};
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = at.group * 16 + key, c = channel_of<V>(2 * step + n, i);
-        const unsigned char* from = mem.panel(at.stage, 1) + chunk_offset<V::shape::row_bytes>(row, c / V::chunk_channels) + c % V::chunk_channels * V::bytes;
-        float v;
-        if constexpr (V::narrow) v = decode_u8(*from, Kind);
-        else v = half_value<V::type>(*reinterpret_cast<const uint16_t*>(from));
-        if ((bits_of(v) & 0x7f800000u) != 0x7f800000u) continue;
-        float(&o)[4] = n ? odd : even;
-        if (x != 0x8000u) o[i] += half_value<V::value_type>(x) * v;
-        if (y != 0x8000u) o[i + 2] += half_value<V::value_type>(y) * v;
-      }
+    for (int n = 0; n < 3; ++n) {
+      const special what = n == 0 ? special::nan : n == 1 ? special::plus : special::minus;
+      const float value = n == 0 ? float_of(0x7fc00000u) : (n == 1) == (sign == 0) ? infinity() : -infinity();
+      float count[4] = {};
+      mma<Type>(count, a, word::ones(what, b0), word::ones(what, b1));
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (count[i] > 0.0f) o[i] += value;
+    }
   }
 }
 
-// o += p v, 16-bit v. careful: NaN and Inf in v must not meet hidden keys.
+// o += p v, 16-bit v. Careful: NaN and Inf in v must not meet hidden keys.
 template <class V, bool Careful>
 CQSA_DEVICE void multiply_pv(const decode_params& p, const block_memory<V>& mem, const step_place& at, const float (&s)[2][4], row_sums<V>& w) {
+  using word = half_word<V::type>;
   const int lane = thread_index() % 32, row = at.group * 16 + (lane & 15);
-  const unsigned char* panel = mem.panel(at.stage, 1);
+  const unsigned char* panel = mem.panel(at.slot, 1);
   const uint32_t a[4] = {pack<V::type>(s[0][0], s[0][1]), pack<V::type>(s[0][2], s[0][3]), pack<V::type>(s[1][0], s[1][1]), pack<V::type>(s[1][2], s[1][3])};
 #pragma unroll
   for (int step = 0; step < V::d / 16; ++step) {
-    if (step * 16 >= p.a.head_dim_v) break;
+    if (step * 16 % V::pad == 0 && step * 16 >= p.a.head_dim_v) break;
     uint32_t b[4];
     ldmatrix_x4_trans(b, panel + chunk_offset<V::shape::row_bytes>(row, 2 * step + (lane >> 4)));
-    bool found = false;
-    if constexpr (Careful) {
+    if (Careful && ballot<32>(word::any(b[0]) || word::any(b[1]) || word::any(b[2]) || word::any(b[3]))) {
 #pragma unroll
-      for (uint32_t& word : b) word = without_nan<V::type>(word, &found);
+      for (int n = 0; n < 2; ++n) add_special<V::type, false>(a, b[2 * n], b[2 * n + 1], w.o[2 * step + n]);
+#pragma unroll
+      for (uint32_t& x : b) x = word::finite(x);
     }
     mma<V::type>(w.o[2 * step], a, b[0], b[1]);
     mma<V::type>(w.o[2 * step + 1], a, b[2], b[3]);
-    if constexpr (Careful)
-      if (ballot<32>(found)) add_nan<V, V::type>(mem, at, a, step, w.o[2 * step], w.o[2 * step + 1]);
   }
 }
 
@@ -246,7 +242,7 @@ CQSA_DEVICE void multiply_pv(const decode_params& p, const block_memory<V>& mem,
 template <class V> struct scaled_p {
   uint32_t high[4], low[4];
   CQSA_DEVICE void make(const block_memory<V>& mem, const step_place& at, int group, const float (&s)[2][4]) {
-    const float* scale = mem.scales(at.stage, 1, group) + at.group * 16 + thread_index() % 4 * 2;
+    const float* scale = mem.scales(at.table, 1, group) + at.group * 16 + thread_index() % 4 * 2;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       const float2x x = *reinterpret_cast<const float2x*>(scale + n * 8);
@@ -267,13 +263,14 @@ template <class V> struct scaled_p {
 
 template <class V, int Kind, bool Careful>
 CQSA_DEVICE void multiply_pv_codes(const decode_params& p, const block_memory<V>& mem, const step_place& at, const float (&s)[2][4], row_sums<V>& w) {
+  using word = half_word<kind_bf16>;
   const int lane = thread_index() % 32, row = at.group * 16 + (lane & 15);
-  const unsigned char* panel = mem.panel(at.stage, 1);
+  const unsigned char* panel = mem.panel(at.slot, 1);
   scaled_p<V> a;
   int group = -1;
 #pragma unroll
   for (int step = 0; step < V::d / 16; step += 2) {
-    if (step * 16 >= p.a.head_dim_v) break;
+    if (step * 16 % V::pad == 0 && step * 16 >= p.a.head_dim_v) break;
     if ((step * 16 >> p.group_shift) != group) {
       group = step * 16 >> p.group_shift;
       a.make(mem, at, group, s);
@@ -282,19 +279,22 @@ CQSA_DEVICE void multiply_pv_codes(const decode_params& p, const block_memory<V>
     ldmatrix_x4_trans(codes, panel + chunk_offset<V::shape::row_bytes>(row, step + (lane >> 4)));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      uint32_t even[2], odd[2];
-      bool found = false;
+      uint32_t b[2][2];  // even channels, odd ones
+#pragma unroll
+      for (int n = 0; n < 2; ++n) decode_four<Kind, kind_bf16>(permute_bytes(codes[2 * i + n], 0, 0x3120), &b[0][n], &b[1][n]);
+      const bool found = Careful && (word::any(b[0][0]) || word::any(b[0][1]) || word::any(b[1][0]) || word::any(b[1][1]));
+      if (Careful && ballot<32>(found)) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          add_special<kind_bf16, true>(a.high, b[n][0], b[n][1], w.o[2 * (step + i) + n]);
+          b[n][0] = word::finite(b[n][0]), b[n][1] = word::finite(b[n][1]);
+        }
+      }
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        decode_four<Kind, kind_bf16>(permute_bytes(codes[2 * i + n], 0, 0x3120), &even[n], &odd[n]);
-        if constexpr (Careful) even[n] = without_nan<kind_bf16>(even[n], &found), odd[n] = without_nan<kind_bf16>(odd[n], &found);
+        mma<kind_bf16>(w.o[2 * (step + i) + n], a.high, b[n][0], b[n][1]);
+        mma<kind_bf16>(w.o[2 * (step + i) + n], a.low, b[n][0], b[n][1]);
       }
-      mma<kind_bf16>(w.o[2 * (step + i)], a.high, even[0], even[1]);
-      mma<kind_bf16>(w.o[2 * (step + i) + 1], a.high, odd[0], odd[1]);
-      mma<kind_bf16>(w.o[2 * (step + i)], a.low, even[0], even[1]);
-      mma<kind_bf16>(w.o[2 * (step + i) + 1], a.low, odd[0], odd[1]);
-      if constexpr (Careful)
-        if (ballot<32>(found)) add_nan<V, Kind>(mem, at, a.high, step + i, w.o[2 * (step + i)], w.o[2 * (step + i) + 1]);
     }
   }
 }

@@ -4,5 +4,6 @@
 
 #include "kernels_attention.h"
 #include "kernels_decode.h"
+#include "kernels_selected.h"
 
-#define CQSA_SM80_KERNELS(X) CQSA_SM80_ATTENTION_KERNELS(X) CQSA_SM80_DECODE_KERNELS(X)
+#define CQSA_SM80_KERNELS(X) CQSA_SM80_ATTENTION_KERNELS(X) CQSA_SM80_DECODE_KERNELS(X) CQSA_SM80_SELECTED_KERNELS(X)
