@@ -250,11 +250,12 @@ class maker {
 // One way to call the leaf: whole, in rectangles, or in rectangles with a state between calls.
 class caller {
  public:
-  caller(problem& p, maker& m, void* device, void (*sync)(void*)) : p_(p), a_(p.leaf), m_(m), device_(device), sync_(sync) {}
+  caller(problem& p, maker& m, const cqsa_attention_impl& impl, void* device, void (*sync)(void*))
+      : p_(p), a_(p.leaf), m_(m), impl_(impl), device_(device), sync_(sync) {}
 
   cqsa_status call() {
     char reason[256];
-    const cqsa_status status = gpu::portable_attention.probe(&a_, reason, sizeof reason);
+    const cqsa_status status = impl_.probe(&a_, reason, sizeof reason);
     if (status != CQSA_OK) return status;
     if (p_.varlen || p_.paged || a_.seqused_k || m_.chance(.5)) {
       if (p_.varlen) a_.flags |= CQSA_LEAF_CLEAR_TAIL;
@@ -309,8 +310,8 @@ class caller {
   cqsa_status launch() {
     a_.rects = rects_.empty() ? nullptr : rects_.data();
     a_.num_rects = int64_t(rects_.size());
-    const uint64_t bytes = gpu::portable_attention.workspace(&a_, 1);
-    const cqsa_status status = gpu::portable_attention.launch(device_, &a_, m_.array<char>(int64_t(bytes)), bytes, nullptr, nullptr);
+    const uint64_t bytes = impl_.workspace(&a_, 1);
+    const cqsa_status status = impl_.launch(device_, &a_, m_.array<char>(int64_t(bytes)), bytes, nullptr, nullptr);
     if (sync_) sync_(device_);
     return status;
   }
@@ -318,6 +319,7 @@ class caller {
   problem& p_;
   cqsa_attention_leaf& a_;
   maker& m_;
+  const cqsa_attention_impl& impl_;
   void* device_;
   void (*sync_)(void*);
   int64_t queries_ = 1, keys_ = 1;
@@ -338,10 +340,18 @@ inline std::string describe(const problem& p, uint64_t seed) {
   return t;
 }
 
-// "" or the first element that is wrong. NaN must meet NaN.
-inline std::string compare(const problem& p) {
+// What rounding p, and int8 values times the scale of their group, to q's type may do: half a unit of each, times the largest value.
+inline double rounding_of(const cqsa_attention_leaf& a) {
+  const double unit = a.q.dtype == CQSA_DTYPE_F32 ? 0 : a.q.dtype == CQSA_DTYPE_F16 ? 0x1p-11 : 0x1p-8;
+  return unit * (a.v.dtype == CQSA_DTYPE_I8 ? 10.5 : 3);
+}
+
+// "" or the first element that is wrong. NaN must meet NaN. rounds: p and scaled codes are rounded to q's type.
+inline std::string compare(const problem& p, bool rounds) {
   const cqsa_attention_leaf &a = p.leaf, &r = p.reference;
-  const double out_bound = a.out.dtype == CQSA_DTYPE_F32 ? 5e-5 : a.out.dtype == CQSA_DTYPE_F16 ? 1e-3 : 8e-3;
+  const double rounding = rounds ? rounding_of(a) : 0;
+  const double out_bound = rounding + (a.out.dtype == CQSA_DTYPE_F32 ? 5e-5 : a.out.dtype == CQSA_DTYPE_F16 ? 1e-3 : 8e-3);
+  const double lse_bound = 3e-5 + (a.scale_k == CQSA_SCALE_GROUP ? rounding : 0);
   auto differs = [](double x, double want, double bound) {
     if (x == want || (x != x && want != want)) return false;
     return !(std::fabs(x - want) <= bound * (1 + std::fabs(want)));
@@ -352,7 +362,7 @@ inline std::string compare(const problem& p) {
       for (int64_t row = 0; row < p.q_rows; ++row) {
         const bool past = p.varlen && row >= p.last_row;
         const double lse = value_at(a.lse, b, h, row, 0), want_lse = past ? -infinite : value_at(r.lse, b, h, row, 0);
-        if (differs(lse, want_lse, 3e-5)) {
+        if (differs(lse, want_lse, lse_bound)) {
           std::snprintf(t, sizeof t, "lse[%d, %d, %d] is %g, wanted %g", int(b), int(h), int(row), lse, want_lse);
           return t;
         }
@@ -366,15 +376,19 @@ inline std::string compare(const problem& p) {
   return "";
 }
 
-// "" when the leaf agrees with the reference on problem `seed`.
-inline std::string check(uint64_t seed, memory& mem, int64_t most_keys, void* device, void (*sync)(void*), const cqsa_exec* exec) {
+// "" when the leaf agrees with the reference on problem `seed`, "declined" when it does not take it.
+inline std::string check(uint64_t seed, memory& mem, int64_t most_keys, void* device, void (*sync)(void*), const cqsa_exec* exec,
+                         const cqsa_attention_impl& impl = gpu::portable_attention, const cqsa_chip& chip = {}) {
   mem.reset();
   maker m(seed, mem, most_keys);
   problem p = m.make();
+  p.leaf.chip = chip;
+  char reason[256];
+  if (impl.probe(&p.leaf, reason, sizeof reason) == CQSA_ERROR_UNSUPPORTED) return "declined";
   cpu::reference_impl.launch(nullptr, &p.reference, nullptr, 0, exec, nullptr);
-  const cqsa_status status = caller(p, m, device, sync).call();
+  const cqsa_status status = caller(p, m, impl, device, sync).call();
   if (status != CQSA_OK) return "status " + std::to_string(status) + ", " + describe(p, seed);
-  const std::string wrong = compare(p);
+  const std::string wrong = compare(p, chip.tier != 0);
   return wrong.empty() ? wrong : wrong + ", " + describe(p, seed);
 }
 

@@ -141,6 +141,7 @@ struct memory {
   place where;
   uint64_t bytes;
   void* data = nullptr;
+  std::string path;  // of a file, while it is there: the library reads by it
 
   memory(place w, uint64_t n) : where(w), bytes(n) {
     if (where == place::device) data = gpu.on_device(bytes);
@@ -153,14 +154,14 @@ struct memory {
     if (where == place::device) gpu.b->device_free(gpu.handle, data);
     else if (where == place::pinned) gpu.b->pinned_free(gpu.handle, data);
     else munmap(data, bytes);
+    if (!path.empty()) unlink(path.c_str());
   }
   memory(const memory&) = delete;
   void map_file() {
-    std::string path = opt.folder + "/cqsa_streaming_XXXXXX";
+    path = opt.folder + "/cqsa_streaming_XXXXXX";
     const int fd = mkstemp(path.data());
     if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) stop("no file in " + opt.folder);
     data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    unlink(path.c_str());
     close(fd);
   }
 };
@@ -348,6 +349,7 @@ void long_sequence(cqsa_context* context, place where, double& resident) {
   args.q = &tq.view, args.k = &tk.view, args.v = &tv.view, args.out = &to.view;
   cqsa_attention_params p = CQSA_ATTENTION_PARAMS_INIT;
   must(cqsa_attention_params_of(context, &args, &p), "params");
+  if (where == place::file) p.memory_q = p.memory_kv = p.memory_out = CQSA_MEMORY_MAPPED;
   p.causal = CQSA_CAUSAL_TOP_LEFT;
   p.max_device_bytes = static_cast<uint64_t>(opt.budget);
   const auto planned_for = [&](cqsa_plan*& plan) {
@@ -437,7 +439,7 @@ int main(int argc, char** argv) {
     char machine[2048] = "";
     must(cqsa_context_hardware(context, machine, sizeof machine, nullptr), "measuring the machine");  // plans go by it from now on
     std::printf("  %s\n", machine);
-    for (const place where : {place::pinned, place::pageable}) long_sequence(context, where, resident);
+    for (const place where : {place::pinned, place::pageable, place::file}) long_sequence(context, where, resident);
     std::printf("  resident: %.2f TFLOP/s\n", resident * 1e-12);
     cqsa_context_destroy(context);
   }

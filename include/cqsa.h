@@ -22,6 +22,8 @@
  *   3. Status and errors                       8. Attention: what is asked (params) and with what (args)
  *   4. Data types and tensors                  9. One call, or plan / describe / execute
  *   5. Callbacks                              10. Merge of partial results
+ *                                             11. Attention over selected cells of a paged cache
+ *                                             12. Key-value caches: append, gather, Hadamard rotation
  */
 #ifndef CQSA_H
 #define CQSA_H
@@ -102,7 +104,7 @@ enum {
   CQSA_ERROR_STRIDES = 7,          /* an output whose own elements overlap, or an offset that overflows */
   CQSA_ERROR_DEVICE = 8,           /* a tensor lives on a device that this context cannot use */
   CQSA_ERROR_OVERLAP = 9,          /* an output overlaps an input or another output */
-  CQSA_ERROR_INDEX = 10,           /* cu_seqlens, seqused_k or a page id is out of its range */
+  CQSA_ERROR_INDEX = 10,           /* cu_seqlens, seqused_k, a page id, a cell or a count of cells is out of its range */
   CQSA_ERROR_WORKSPACE = 11,       /* the caller's workspace is too small, misaligned or not initialised */
 
   CQSA_ERROR_UNSUPPORTED = 20,         /* valid, but no implementation of this backend takes it */
@@ -282,7 +284,8 @@ CQSA_API void cqsa_context_params_init(cqsa_context_params *params, uint64_t siz
 CQSA_API cqsa_status cqsa_context_create(const cqsa_context_params *params, cqsa_context **context_out);
 
 /* Drops the caller's reference. Plans keep their context alive, so the order of destruction does not matter. NULL is fine.
- * Threads are joined when the last reference goes. Thread class: exclusive. Since 0.1. */
+ * Threads are joined when the last reference goes, and pinned memory goes back: up to 128 MiB of staging that a device context
+ * keeps from one run to the next (docs/streams.md). Thread class: exclusive. Since 0.1. */
 CQSA_API void cqsa_context_destroy(cqsa_context *context);
 
 /* Name of the backend in use, "cpu". Lives as long as the context. NULL context: "". Thread class: const. Since 0.1. */
@@ -676,6 +679,130 @@ CQSA_API void cqsa_attention_merge_args_init(cqsa_attention_merge_args *args, ui
  * NULL on the CPU backend. Errors: NULL_POINTER, SHAPE, DTYPE, DEVICE, STRIDES, OVERLAP, RUNTIME.
  * Thread class: const (context). Since 0.1. */
 CQSA_API cqsa_status cqsa_attention_merge(cqsa_context *context, const cqsa_attention_merge_args *args, void *stream);
+
+/* ================================================================================================================
+ * 11. Attention over selected cells of a paged cache
+ *
+ * Query i attends to the cells (keys) cells[i, 0 .. counts[i]) of its sequence and to nothing else. With cell(i,n) = cells[i,n] and
+ * g = h / (num_heads / num_kv_heads):
+ *
+ *     s[i,h,n]   = softmax_scale * dot(q[i,h,:], k[cell(i,n), g, :])
+ *     out[i,h,:] = sum_n softmax_n(s[i,h,:]) * v[cell(i,n), g, :]          lse[h,i] = ln(sum_n exp(s[i,h,n]))
+ *
+ * Cell c lies in row c % page_size of page page_table[i, c / page_size]. A cell whose page id is -1, or outside the pool, is not
+ * there: it is hidden. Hidden and unselected cells may hold anything, NaN included. No cell at all: out = 0, lse = -inf.
+ *   Ids of a query ascend strictly. One that is negative, not above the entry before it in the list, or past the page table is
+ * skipped; a count above the capacity of the list, or below 0, counts as the capacity, or as 0. With CQSA_SELECTED_CHECK these are
+ * refused instead. Entries past the count are never read.
+ * ================================================================================================================ */
+
+/* Bits of cqsa_attention_selected_args.flags. */
+enum {
+  /* Looks at counts, ids and the page ids they lead to first: CQSA_ERROR_INDEX names the first that is wrong, and nothing is written.
+   * On a backend with memory of its own this waits for the stream, so a call whose stream is being captured is refused with
+   * CQSA_ERROR_CAPTURE_UNSAFE. */
+  CQSA_SELECTED_CHECK = 1 << 0
+};
+
+typedef struct cqsa_attention_selected_args {
+  uint32_t struct_size;
+  uint32_t flags;                /* CQSA_SELECTED_* */
+  const cqsa_tensor *q;          /* F32, F16, BF16 [total_q, num_heads, head_dim], head_dim up to 576 */
+  const cqsa_tensor *k;          /* pool [num_pages, page_size, num_kv_heads, head_dim], any strides: q's type, or F16, or I8 */
+  const cqsa_tensor *v;          /* pool [num_pages, page_size, num_kv_heads, head_dim_v], k's type, head_dim_v up to 512 */
+  const cqsa_tensor *k_scale;    /* I8: F16 [num_pages, page_size, num_kv_heads, ceil(head_dim / kv_group)]; otherwise NULL */
+  const cqsa_tensor *v_scale;    /* likewise, of head_dim_v */
+  const cqsa_tensor *page_table; /* I32 [pages] for all queries, or [total_q, pages] */
+  const cqsa_tensor *cells;      /* I32 [total_q, capacity] */
+  const cqsa_tensor *counts;     /* I32 [total_q] */
+  const cqsa_tensor *out;        /* output, F32, F16, BF16 [total_q, num_heads, head_dim_v] */
+  const cqsa_tensor *lse;        /* output, F32 [num_heads, total_q], or NULL */
+  double softmax_scale;          /* 0: 1/sqrt(head_dim) */
+  int32_t precision;             /* CQSA_PRECISION_* */
+  int32_t kv_group;              /* I8: channels that share a scale: 32, 64 or 128; 0: 64. Otherwise 0 */
+  void *workspace;               /* NULL: the library allocates what is needed; else see cqsa_attention_selected_workspace() */
+  uint64_t workspace_bytes;
+} cqsa_attention_selected_args;
+#define CQSA_ATTENTION_SELECTED_ARGS_INIT \
+  { sizeof(cqsa_attention_selected_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_attention_selected_args_init(cqsa_attention_selected_args *args, uint64_t size);
+
+/* Attention over selected cells, as above. All tensors on the context's device. stream: on a backend with memory of its own the
+ * work is queued (enqueue mode of section 9) and may be captured when it needs no memory or was given a workspace; NULL on the CPU
+ * backend. Errors: NULL_POINTER, SHAPE, DTYPE, DEVICE, STRIDES, OVERLAP, INVALID_ARGUMENT, UNKNOWN_FLAG, INDEX (with CHECK),
+ * WORKSPACE, UNSUPPORTED (nothing on this device for these types at this precision), OUT_OF_*, CALLBACK, RUNTIME, CAPTURE_UNSAFE.
+ * Thread class: const (context), each call with its own workspace. Since 0.1. */
+CQSA_API cqsa_status cqsa_attention_selected(cqsa_context *context, const cqsa_attention_selected_args *args, void *stream);
+
+/* Bytes of workspace with which the call above allocates nothing, aligned to CQSA_WORKSPACE_ALIGNMENT; host memory on the CPU
+ * backend, device memory otherwise; may be 0. Exact: one byte less is refused. Looks at shapes and types only: data, strides and
+ * devices of the tensors are not looked at, nor is args->workspace. Errors: as above. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_attention_selected_workspace(const cqsa_context *context, const cqsa_attention_selected_args *args,
+                                                       uint64_t *bytes_out);
+
+/* ================================================================================================================
+ * 12. Key-value caches: append, gather, Hadamard rotation
+ *
+ * A cache is a pool of pages as in section 8. How a row x of head_dim elements is kept, exactly, and with the same bits on every
+ * backend (f32 operations, each rounded to nearest even; f16() rounds so too, but what is finite stays within +-65504):
+ *
+ *   F32, F16, BF16  each element rounded to the pool's type; of the same type, its bits
+ *   I8              for each group of kv_group channels, the last one may be short:
+ *                     scale = f16(max|x| / 127)
+ *                     code  = clamp(rint(x / scale), -127, 127), with the scale as rounded to f16; 0 where it is 0
+ *                     back:   scale * code
+ *   Q4_0            the row is first rotated, x H as in cqsa_hadamard(), without rounding in between; then for each 32 channels
+ *                     m    = the element of largest magnitude, the first of equals, +0 if all are zero
+ *                     d    = m / -8, id = 1 / d, or 0 where that is not finite
+ *                     code = min(15, trunc(fma(x, id, 8.5)))
+ *                   18 bytes: f16(d), which may be negative, then 16 bytes, the n-th with code n low and code n + 16 high
+ *                     back:   f16(d) * (code - 8), still rotated
+ *
+ * A group or block with a NaN or an infinity in it gets the scale or d NaN and the code of zero, so it comes back as NaN. (A
+ * rotation spreads either over its row.) A NaN that is computed or converted is the positive quiet one without payload.
+ * ================================================================================================================ */
+
+enum {
+  CQSA_KV_FORMAT_ELEMENTS = 0, /* the dtype of the pool: F32, F16, BF16, or I8 with scales */
+  CQSA_KV_FORMAT_Q4_0 = 1      /* the pool is U8 [num_pages, page_size, num_kv_heads, head_dim / 32 * 18], the last axis compact;
+                                * head_dim is a power of two, 32 to 4096 */
+};
+
+/* Row n of x goes to (append) or comes from (gather) cell cells[n] of the sequence whose pages are page_table[n, :], or
+ * page_table[:], the same for all rows: row cells[n] % page_size of page page_table[.., cells[n] / page_size]. A cell that is
+ * negative, past the page table, or on a page that is -1 or otherwise outside the pool is not there: append leaves such a row out,
+ * and gather fills it with zeros. Where two rows of an append have the same place in the pool, that place gets parts of either. */
+typedef struct cqsa_kv_args {
+  uint32_t struct_size;
+  uint32_t flags;                /* none yet */
+  const cqsa_tensor *x;          /* F32, F16, BF16 [rows, num_kv_heads, head_dim]: append's input, gather's output */
+  const cqsa_tensor *pool;       /* [num_pages, page_size, num_kv_heads, head_dim], any strides: append's output, gather's input */
+  const cqsa_tensor *scale;      /* I8: F16 [num_pages, page_size, num_kv_heads, ceil(head_dim / kv_group)], likewise; else NULL */
+  const cqsa_tensor *page_table; /* I32 [pages] or [rows, pages] */
+  const cqsa_tensor *cells;      /* I32 or I64 [rows] */
+  int32_t format;                /* CQSA_KV_FORMAT_* */
+  int32_t kv_group;              /* I8: 32, 64 or 128, and 0 is 64; else 0 */
+} cqsa_kv_args;
+#define CQSA_KV_ARGS_INIT { sizeof(cqsa_kv_args), 0, 0, 0, 0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_kv_args_init(cqsa_kv_args *args, uint64_t size);
+
+/* Writes the rows of x into a cache, quantized as above, and touches nothing else of it. All tensors on the context's device.
+ * stream: on a backend with memory of its own the work is always queued, needs no memory and can be captured (section 9); NULL on
+ * the CPU backend. Values of cells and page_table are not looked at before. Errors: NULL_POINTER, SHAPE, DTYPE, DEVICE, STRIDES,
+ * OVERLAP, INVALID_ARGUMENT, UNKNOWN_FLAG, UNSUPPORTED, CALLBACK, RUNTIME. Thread class: const (context). Since 0.1. */
+CQSA_API cqsa_status cqsa_kv_append(cqsa_context *context, const cqsa_kv_args *args, void *stream);
+
+/* Reads rows back into x: what the cache has, computed in f32 as above, then rounded to the type of x. Rows of a Q4_0 cache are not
+ * rotated back: cqsa_hadamard() does, which is its own inverse. stream, errors and thread class: as cqsa_kv_append(). Since 0.1. */
+CQSA_API cqsa_status cqsa_kv_gather(cqsa_context *context, const cqsa_kv_args *args, void *stream);
+
+/* out = x H along the last axis, H[a,b] = (-1)^popcount(a & b) / sqrt(n), whose size n is a power of two, 1 to 4096. In f32: for
+ * h = 1, 2, 4, .. n/2 every pair (x[i], x[i + h]) with i & h = 0 becomes its sum and difference; then times 1/sqrt(n), rounded to
+ * f32; then rounded to the type of out. x, out: F32, F16, BF16, 1 to 4 axes, of one shape; out may be exactly x (same data, type and
+ * strides). stream, errors and thread class: as cqsa_kv_append(). Since 0.1. */
+CQSA_API cqsa_status cqsa_hadamard(cqsa_context *context, const cqsa_tensor *x, const cqsa_tensor *out, void *stream);
 
 #ifdef __cplusplus
 }

@@ -61,10 +61,36 @@ cqsa_status run_lent(const cqsa_context& context, int64_t num_tasks, task_fn tas
 
 }  // namespace
 
+bool kept_staging::keep(void* memory, uint64_t bytes) {
+  int expected = none;
+  if (bytes > most || !state_.compare_exchange_strong(expected, busy, std::memory_order_acquire)) return false;
+  memory_ = memory;
+  bytes_ = bytes;
+  state_.store(held, std::memory_order_release);
+  return true;
+}
+
+void* kept_staging::take(uint64_t& bytes_out) {
+  int expected = held;
+  if (!state_.compare_exchange_strong(expected, busy, std::memory_order_acquire)) return nullptr;
+  void* const memory = memory_;
+  bytes_out = bytes_;
+  state_.store(none, std::memory_order_release);
+  return memory;
+}
+
+bool give_back_staging(const cqsa_context& context) {
+  uint64_t bytes = 0;
+  void* const memory = context.staging.take(bytes);
+  if (memory) context.backend->pinned_free(context.device, memory);
+  return memory != nullptr;
+}
+
 void retain(cqsa_context* context) { context->references.fetch_add(1, std::memory_order_relaxed); }
 
 void release(cqsa_context* context) {
   if (context->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  give_back_staging(*context);
   if (context->device != nullptr) context->backend->device_close(context->device);
   forget_hardware(context->hardware.load(std::memory_order_relaxed));
   delete context;

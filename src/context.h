@@ -10,6 +10,24 @@
 namespace cqsa {
 struct hardware_model;  // ops/attention/plan.h
 void forget_hardware(const hardware_model* newest);
+
+// Pinned staging of a finished run, kept for the next one: pinning memory takes as long as copying 25 times as much. One block at
+// most. No lock, as a fork must not leave one behind: who finds it in another's hands does without.
+class kept_staging {
+ public:
+  static constexpr uint64_t most = uint64_t{128} << 20;  // bytes; as large as the rings of both directions ever are
+
+  // False: there is one already, or this one is too large; it stays the caller's.
+  bool keep(void* memory, uint64_t bytes);
+  // nullptr: there is none. Otherwise it is the caller's from now on.
+  void* take(uint64_t& bytes_out);
+
+ private:
+  enum : int { none, busy, held };
+  std::atomic<int> state_{none};
+  void* memory_ = nullptr;  // of who made the state busy
+  uint64_t bytes_ = 0;
+};
 }
 
 struct cqsa_context {
@@ -28,6 +46,7 @@ struct cqsa_context {
   std::atomic<int64_t> references{1};
   // Measured at first need, see cqsa_context_hardware(). No lock: a fork while another thread measures must not leave one behind.
   mutable std::atomic<const cqsa::hardware_model*> hardware{nullptr};
+  mutable cqsa::kept_staging staging;
 
   bool is_host() const { return backend->flags & CQSA_BACKEND_HOST; }
 };
@@ -43,6 +62,9 @@ cqsa_status run_tasks(const cqsa_context& context, int64_t num_tasks, task_fn ta
 
 // For leaves that neither report progress nor can be cancelled: all threads of the context.
 cqsa_exec plain_exec(const cqsa_context& context);
+
+// Unpins what the context keeps. Whether there was something.
+bool give_back_staging(const cqsa_context& context);
 
 void log(const cqsa_context& context, int32_t level, const char* format, ...) __attribute__((format(printf, 3, 4)));
 

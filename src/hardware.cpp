@@ -114,6 +114,10 @@ cqsa_status measure_compute(const cqsa_context& context, hardware_model& model) 
   const double at128 = context.backend->compute_rate(context.device_index, 128, CQSA_DTYPE_F32, &exec);
   if (at64 > 0) model.flops_64 = at64;
   if (at128 > 0) model.flops_128 = at128;
+  if (!model.host) {
+    model.flops_64_f16 = context.backend->compute_rate(context.device_index, 64, CQSA_DTYPE_F16, &exec);
+    model.flops_128_f16 = context.backend->compute_rate(context.device_index, 128, CQSA_DTYPE_F16, &exec);
+  }
   if (model.host && (at64 <= 0 || at128 <= 0))
     return fail(CQSA_ERROR_OUT_OF_HOST_MEMORY, "out of host memory for measuring the compute rate");
   return CQSA_OK;
@@ -196,10 +200,13 @@ cqsa_status measure(const cqsa_context& context, rates needed, hardware_model& m
   return CQSA_OK;
 }
 
-double hardware_model::flops(int64_t head_dim) const {
-  if (head_dim >= 128) return flops_128;
-  if (head_dim >= 64) return flops_64 + (flops_128 - flops_64) * static_cast<double>(head_dim - 64) / 64.0;
-  return flops_64 * std::max(0.125, static_cast<double>(head_dim) / 64.0);
+double hardware_model::flops(int64_t head_dim, cqsa_dtype dtype_q) const {
+  const bool half = dtype_q == CQSA_DTYPE_F16 || dtype_q == CQSA_DTYPE_BF16;
+  const double at64 = half && flops_64_f16 > 0 ? flops_64_f16 : flops_64;
+  const double at128 = half && flops_128_f16 > 0 ? flops_128_f16 : flops_128;
+  if (head_dim >= 128) return at128;
+  if (head_dim >= 64) return at64 + (at128 - at64) * static_cast<double>(head_dim - 64) / 64.0;
+  return at64 * std::max(0.125, static_cast<double>(head_dim) / 64.0);
 }
 
 cqsa_status hardware_of(const cqsa_context& context, rates needed, hardware_model& out) {
@@ -243,6 +250,8 @@ std::string hardware_to_json(const hardware_model& m) {
       .add("workers", m.workers)
       .add("flops_64", m.flops_64)
       .add("flops_128", m.flops_128)
+      .add("flops_64_f16", m.flops_64_f16)
+      .add("flops_128_f16", m.flops_128_f16)
       .add("copy_in", m.copy_in)
       .add("copy_out", m.copy_out)
       .add("host_copy", m.host_copy)
@@ -343,7 +352,8 @@ class hardware_reader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   hardware_model& m_;
-  const field fields_[12] = {{"flops_64", &m_.flops_64, nullptr},       {"flops_128", &m_.flops_128, nullptr},
+  const field fields_[14] = {{"flops_64", &m_.flops_64, nullptr},       {"flops_128", &m_.flops_128, nullptr},
+                            {"flops_64_f16", &m_.flops_64_f16, nullptr}, {"flops_128_f16", &m_.flops_128_f16, nullptr},
                             {"copy_in", &m_.copy_in, nullptr},         {"copy_out", &m_.copy_out, nullptr},
                             {"host_copy", &m_.host_copy, nullptr},     {"device_copy", &m_.device_copy, nullptr},
                             {"launch_seconds", &m_.launch_seconds, nullptr}, {"parallel_blocks", &m_.parallel_blocks, nullptr},

@@ -254,6 +254,16 @@ void strides_of(const cqsa_tensor& tensor, int64_t* strides_out) {
   }
 }
 
+bool same_view(const cqsa_tensor& a, const cqsa_tensor& b) {
+  if (address_of(a) != address_of(b)) return false;
+  int64_t stride_a[max_axes], stride_b[max_axes];
+  strides_of(a, stride_a);
+  strides_of(b, stride_b);
+  for (int i = 0; i < a.ndim; ++i)
+    if (a.shape[i] > 1 && stride_a[i] != stride_b[i]) return false;
+  return true;
+}
+
 cqsa_status check_no_self_overlap(const cqsa_tensor& tensor, const char* name) {
   if (tensor.strides == nullptr || is_empty(tensor) || !self_overlaps(tensor)) return CQSA_OK;
   return fail(CQSA_ERROR_STRIDES, "%s is an output, but with shape %s and strides %s several of its elements share memory",

@@ -50,6 +50,9 @@ bool is_empty(const cqsa_tensor& tensor);
 // The address of the first element. Unsigned: an empty tensor may have any offset, and its sum may wrap.
 uintptr_t address_of(const cqsa_tensor& tensor);
 
+// Element for element the same memory; the two have the same shape.
+bool same_view(const cqsa_tensor& a, const cqsa_tensor& b);
+
 // Strides of the tensor in elements (explicit or compact row-major; an axis of size 0 counts as 1).
 void strides_of(const cqsa_tensor& tensor, int64_t* strides_out);
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU backend behind the struct of cqsa_backend.h: what machine this is, how fast it is, and the tables of the rest.
 #include "attention_job.h"
+#include "selected_job.h"
+#include "kv_job.h"
 
 #include "dtype.h"
 
@@ -211,6 +213,10 @@ cqsa_backend_v1 make_backend() {
   b.device_close = device_close;
   b.attention = attention_impls(&b.num_attention);
   b.merge = merge;
+  b.selected = selected_impls(&b.num_selected);
+  b.kv_append = kv_append;
+  b.kv_gather = kv_gather;
+  b.hadamard = hadamard;
   return b;
 }
 

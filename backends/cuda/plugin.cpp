@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "backends/gpu/port.h"
 #include "device.h"
 #include "error.h"
 #include "images.h"
@@ -29,15 +28,6 @@ int32_t state(char* reason, uint64_t size) {
   const driver_status& now = ensure_driver();
   if (size > 0) std::snprintf(reason, size, "%s", now.reason);
   return now.state;
-}
-
-struct selected_list {
-  const cqsa_selected_impl* first;
-  int32_t count;
-};
-selected_list selected_impls() {
-  static const cqsa_selected_impl list[] = {gpu::sm80_selected, gpu::portable_selected};
-  return {list, static_cast<int32_t>(sizeof list / sizeof *list)};
 }
 
 cqsa_backend_v1 make_backend() {
@@ -67,26 +57,16 @@ cqsa_backend_v1 make_backend() {
   b.event_sync = event_sync;
   b.stream_wait = stream_wait;
   b.copy = copy;
-  b.attention = attention_impls().first;
-  b.num_attention = attention_impls().count;
-  b.merge = gpu::portable_merge;
   b.stream_query = stream_query;
   b.stream_alloc = stream_alloc;
   b.stream_free = stream_free;
   b.pointer_query = pointer_query;
   b.code = cqsa_cuda_code_list;
-  b.selected = selected_impls().first;
-  b.num_selected = selected_impls().count;
+  add_leaves(b);
   return b;
 }
 
 }  // namespace
-
-// Copied at the first use, because the entries are constants of other files.
-attention_list attention_impls() {
-  static const cqsa_attention_impl list[] = {gpu::portable_attention};
-  return {list, static_cast<int32_t>(sizeof list / sizeof *list)};
-}
 
 }  // namespace cqsa::cuda
 

@@ -5,11 +5,8 @@
 
 namespace cqsa::cuda {
 
-// The ordered list of this backend: the first whose probe accepts is taken, the portable one is last.
-struct attention_list {
-  const cqsa_attention_impl* first;
-  int32_t count;
-};
-attention_list attention_impls();
+// The leaf operations, backends/cuda/leaves/list.cpp; in the tests without a GPU, stubs. Of each ordered list the first whose probe
+// accepts is taken; the portable one is last.
+void add_leaves(cqsa_backend_v1& backend);
 
 }  // namespace cqsa::cuda

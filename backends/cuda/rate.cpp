@@ -102,10 +102,11 @@ cqsa_status trial::place_operands(cqsa_dtype dtype) {
 }
 
 cqsa_status trial::choose() {
-  const attention_list list = attention_impls();
+  cqsa_backend_v1 leaves = {};
+  add_leaves(leaves);
   char reason[256] = "";
-  for (int32_t i = 0; i < list.count && impl_ == nullptr; ++i)
-    if (list.first[i].probe(&leaf_, reason, sizeof reason) == CQSA_OK) impl_ = &list.first[i];
+  for (int32_t i = 0; i < leaves.num_attention && impl_ == nullptr; ++i)
+    if (leaves.attention[i].probe(&leaf_, reason, sizeof reason) == CQSA_OK) impl_ = &leaves.attention[i];
   if (impl_ == nullptr) return fail(CQSA_ERROR_UNSUPPORTED, "no implementation takes the problem of a measurement: %s", reason);
   cqsa_leaf_tile tile = {};
   if (impl_->tiles(&leaf_, &tile, 1) < 1) return fail(CQSA_ERROR_INTERNAL, "%s offers no tile", impl_->name);

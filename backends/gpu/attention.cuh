@@ -156,7 +156,8 @@ template <int Lanes, int Dv> CQSA_DEVICE float softmax_row(const block_memory<Dv
     s[j] = s[j] == -infinity() ? -0.0f : e;
   }
   sum = row_sum<Lanes>(sum);
-  // Everyone has read m: the shuffles needed it.
+  // Everyone has read m: the shuffles needed it. Tools that look for races do not see that order, the barrier they do.
+  lanes_barrier<Lanes>();
   if (tx == 0) {
     mem.row_m()[row] = top;
     mem.row_l()[row] = fma_f32(mem.row_l()[row], scale, sum);

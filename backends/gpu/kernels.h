@@ -2,15 +2,20 @@
 // X(name, threads per block, tier): every kernel of the portable tier. The names are those of the extern "C" functions.
 #pragma once
 
-#define CQSA_GPU_KERNELS(X)      \
-  X(cqsa_attention_d64, 256, 0)  \
-  X(cqsa_attention_d128, 256, 0) \
-  X(cqsa_attention_d256, 256, 0) \
-  X(cqsa_attention_d512, 256, 0) \
-  X(cqsa_attention_tail, 256, 0) \
-  X(cqsa_merge, 256, 0)          \
-  X(cqsa_gather, 256, 0)         \
-  X(cqsa_selected_d64, 256, 0)   \
-  X(cqsa_selected_d128, 256, 0)  \
-  X(cqsa_selected_d256, 256, 0)  \
-  X(cqsa_selected_d512, 256, 0)
+#define CQSA_GPU_KERNELS(X)         \
+  X(cqsa_attention_d64, 256, 0)     \
+  X(cqsa_attention_d128, 256, 0)    \
+  X(cqsa_attention_d256, 256, 0)    \
+  X(cqsa_attention_d512, 256, 0)    \
+  X(cqsa_attention_tail, 256, 0)    \
+  X(cqsa_attention_combine, 128, 0) \
+  X(cqsa_merge, 256, 0)             \
+  X(cqsa_hadamard, 256, 0)          \
+  X(cqsa_kv_append, 256, 0)         \
+  X(cqsa_kv_append_q4, 256, 0)      \
+  X(cqsa_kv_gather, 256, 0)         \
+  X(cqsa_selected_d64, 256, 0)      \
+  X(cqsa_selected_d128, 256, 0)     \
+  X(cqsa_selected_d256, 256, 0)     \
+  X(cqsa_selected_d512, 256, 0)     \
+  X(cqsa_gather, 256, 0)

@@ -16,7 +16,8 @@ const char* why_no_gpu(const cqsa_selected_leaf& leaf) {
   if (leaf.head_dim < 1 || leaf.head_dim > 576 || leaf.head_dim_v < 1 || leaf.head_dim_v > 512)
     return "head_dim is 1..576 and head_dim_v 1..512";
   if (kv == CQSA_DTYPE_I8 && (leaf.kv_group < 4 || leaf.kv_group % 4 || leaf.kv_group > 1024)) return "kv_group is 32, 64 or 128";
-  return leaf.num_heads > INT32_MAX ? "num_heads is below 2^31" : nullptr;
+  if (leaf.num_heads > INT32_MAX) return "num_heads is below 2^31";
+  return why_no_fast(leaf.chip, leaf.precision, leaf.q.dtype);
 }
 
 namespace {

@@ -6,7 +6,12 @@ set(CQSA_GPU_KERNELS
   attention_d256.cu
   attention_d512.cu
   attention_tail.cu
+  combine.cu
   gather.cu
+  hadamard.cu
+  kv_append.cu
+  kv_append_q4.cu
+  kv_gather.cu
   merge.cu
   selected_d64.cu
   selected_d128.cu
@@ -15,7 +20,9 @@ set(CQSA_GPU_KERNELS
 set(CQSA_GPU_HOST
   attention_fill.cpp
   attention_leaf.cpp
+  combine_leaf.cpp
   gather_leaf.cpp
+  kv_leaf.cpp
   merge_leaf.cpp
   selected_leaf.cpp)
 list(TRANSFORM CQSA_GPU_KERNELS PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

@@ -78,6 +78,43 @@ static cqsa_status call_run_info(void *memory) {
 static cqsa_status call_describe(void *memory) { return cqsa_plan_describe(plan, memory); }
 static cqsa_status call_merge(void *memory) { return cqsa_attention_merge(context, memory, NULL); }
 
+/* A query over one cell of a pool of one page. */
+static int32_t list[1] = {0}, count[1] = {1};
+static int64_t pool_shape[4] = {1, 1, 1, 4}, row_shape[3] = {1, 1, 4}, list_shape[2] = {1, 1};
+static cqsa_tensor row, pool, cells, page_table, counts, row_out;
+
+static void make_selected(cqsa_attention_selected_args *args) {
+  row = pool = q;
+  row.ndim = 3;
+  row.shape = row_shape;
+  pool.shape = pool_shape;
+  row_out = row;
+  row_out.data = out_data;
+  cells = counts = q;
+  cells.dtype = counts.dtype = CQSA_DTYPE_I32;
+  cells.data = list;
+  cells.ndim = 2;
+  cells.shape = list_shape;
+  counts.data = count;
+  counts.ndim = 1;
+  counts.shape = list_shape;
+  page_table = counts;
+  page_table.data = list;
+  args->q = &row;
+  args->k = args->v = &pool;
+  args->page_table = &page_table;
+  args->cells = &cells;
+  args->counts = &counts;
+  args->out = &row_out;
+}
+static cqsa_status call_selected(void *memory) { return cqsa_attention_selected(context, memory, NULL); }
+static cqsa_status call_selected_workspace(void *memory) {
+  uint64_t bytes = 0;
+  return cqsa_attention_selected_workspace(context, memory, &bytes);
+}
+static cqsa_status call_kv_append(void *memory) { return cqsa_kv_append(context, memory, NULL); }
+static cqsa_status call_kv_gather(void *memory) { return cqsa_kv_gather(context, memory, NULL); }
+
 static void expect(const char *name, const char *what, call_fn call, big *memory, cqsa_status wanted) {
   cqsa_status status;
   memset(out_data, 0x5A, sizeof out_data);
@@ -152,15 +189,34 @@ int main(void) {
   cqsa_attention_params params = small_params(), empty_params = CQSA_ATTENTION_PARAMS_INIT;
   cqsa_attention_args args = small_args();
   cqsa_attention_merge_args merge = CQSA_ATTENTION_MERGE_ARGS_INIT;
+  cqsa_attention_selected_args selected = CQSA_ATTENTION_SELECTED_ARGS_INIT;
+  cqsa_kv_args append = CQSA_KV_ARGS_INIT, gather = CQSA_KV_ARGS_INIT;
+  cqsa_tensor rows, cells, taken;
+  int32_t zero = 0;
   cqsa_backend_info backend_info = CQSA_BACKEND_INFO_INIT;
   cqsa_run_info run_info = CQSA_RUN_INFO_INIT;
   cqsa_plan_info plan_info = CQSA_PLAN_INFO_INIT;
   make_tensors();
+  make_selected(&selected);
   context_params.backend = "cpu";
   merge.out_a = merge.out_b = &q;
   merge.lse_a = merge.lse_b = &lse;
   merge.out = &out;
   merge.lse = &lse;
+  rows = q;
+  rows.ndim = 3;
+  rows.shape = shape + 1;
+  taken = rows;
+  taken.data = out_data;
+  cells = lse;
+  cells.data = &zero;
+  cells.dtype = CQSA_DTYPE_I32;
+  cells.ndim = 1;
+  append.x = &rows;
+  append.pool = &out;
+  gather.x = &taken;
+  gather.pool = &q;
+  append.page_table = append.cells = gather.page_table = gather.cells = &cells;
   if (cqsa_context_create(&context_params, &context) || cqsa_attention_plan_create(context, &params, &plan)) {
     printf("%s\n", cqsa_last_error());
     return 1;
@@ -177,6 +233,10 @@ int main(void) {
   CHECK(call_run_info, run_info, 0);
   CHECK(call_describe, plan_info, 0);
   CHECK(call_merge, merge, 1);
+  CHECK(call_selected, selected, 1);
+  CHECK(call_selected_workspace, selected, 1);
+  CHECK(call_kv_append, append, 1);
+  CHECK(call_kv_gather, gather, 1);
   cqsa_plan_destroy(plan);
   cqsa_context_destroy(context);
   printf("%d failures\n", failures);

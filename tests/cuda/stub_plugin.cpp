@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "backends/cuda/images.h"
+#include "backends/cuda/plugin.h"
 #include "backends/gpu/port.h"
 
 #ifndef STUB_CODE_LIST
@@ -46,16 +47,21 @@ cqsa_status launch_attention(void* device, const cqsa_attention_leaf* leaf, void
   return launch(device, kernel_id::cqsa_attention_d64, shape, &params, sizeof params, stream);
 }
 
-}  // namespace
-
-extern const cqsa_attention_impl portable_attention;
-const cqsa_attention_impl portable_attention = {"stub", "f32", probe, tiles, workspace, launch_attention, nullptr};
+const cqsa_attention_impl attention = {"stub", "f32", probe, tiles, workspace, launch_attention, nullptr};
 
 // shape[3] asks for faults, 2: too much shared memory, 3: parameters of another size.
-cqsa_status portable_merge(void* device, const cqsa_merge_leaf* leaf, const cqsa_exec*, void* stream) {
+cqsa_status merge(void* device, const cqsa_merge_leaf* leaf, const cqsa_exec*, void* stream) {
   const launch_shape shape = {{1, 1, 1}, 256, leaf->shape[3] == 2 ? uint32_t{1} << 20 : 0};
   const stub_params params = {};
   return launch(device, kernel_id::cqsa_merge, shape, &params, leaf->shape[3] == 3 ? 60 : sizeof params, stream);
 }
 
+}  // namespace
+
 }  // namespace cqsa::gpu
+
+void cqsa::cuda::add_leaves(cqsa_backend_v1& backend) {
+  backend.attention = &gpu::attention;
+  backend.num_attention = 1;
+  backend.merge = gpu::merge;
+}

@@ -230,6 +230,93 @@ def test_torch_outputs():
     close(merged, wanted)
 
 
+def same_bits(got, wanted):
+    """Also where both are NaN: a cache has the same bytes whoever wrote it."""
+    raw = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[got.element_size()]
+    assert got.dtype == wanted.dtype and torch.equal(got.cpu().view(raw), wanted.cpu().view(raw)), \
+        f"{(got.cpu().view(raw) != wanted.cpu().view(raw)).sum()} of {got.numel()} elements differ"
+
+
+def cache_problem(kind, dtype, dim, group, random, rows=700, heads=3, pages=90, size=16):
+    """Rows of very different sizes, some with zeros, NaN or infinity, cells in any order, some without a place."""
+    x = torch.randn((rows, heads, dim), generator=random) * 10.0 ** torch.randint(-7, 5, (rows, heads, 1), generator=random)
+    x[::50] = 0
+    x[::31, 0, 3 % dim] = math.nan
+    x[::37, 1, 5 % dim] = math.inf
+    table = torch.randperm(pages, generator=random).int()
+    table[::9] = -1
+    cells = torch.randperm(pages * size + 40, generator=random)[:rows] - 20
+    scale = None
+    if kind == "int8":
+        scale = torch.zeros((pages, heads, size, -(-dim // group)), dtype=torch.float16).transpose(1, 2)
+        pool = torch.zeros((pages, heads, size, dim), dtype=torch.int8).transpose(1, 2)
+    elif kind == "q4_0":
+        pool = torch.zeros((pages, size, heads, dim // 32 * 18), dtype=torch.uint8)
+    else:
+        pool = torch.zeros((pages, size, heads, dim), dtype=getattr(torch, kind))
+    words = {"format": "q4_0"} if kind == "q4_0" else {"kv_group": group} if kind == "int8" else {}
+    return x.to(dtype), pool, table, cells, scale, words
+
+
+def on_cuda(tensor):
+    """The strides too."""
+    return None if tensor is None else torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=CUDA).copy_(tensor)
+
+
+def test_caches_have_the_bits_of_the_cpu():
+    random = torch.Generator().manual_seed(11)
+    for dtype in DTYPES:
+        for kind, dims in (("float32", (72,)), ("float16", (128, 33)), ("bfloat16", (256,)), ("int8", (256, 100)),
+                           ("q4_0", (32, 128, 256, 1024, 4096))):
+            for dim in dims:
+                group = (32, 64, 128)[int(torch.randint(0, 3, (), generator=random))]
+                x, pool, table, cells, scale, words = cache_problem(kind, dtype, dim, group, random)
+                there = [on_cuda(t) for t in (x, pool, table, cells, scale)]
+                cqsa.kv_append(x, pool, table, cells, scale=scale, backend="cpu", **words)
+                cqsa.kv_append(*there[:4], scale=there[4], **words)
+                same_bits(there[1], pool)
+                if scale is not None:
+                    same_bits(there[4], scale)
+                out, out_there = torch.full_like(x, 7), torch.full_like(there[0], 7)
+                cqsa.kv_gather(pool, table, cells, scale=scale, out=out, backend="cpu", **words)
+                assert cqsa.kv_gather(*there[1:4], scale=there[4], out=out_there, **words) is out_there
+                same_bits(out_there, out)
+
+
+def test_rotations_have_the_bits_of_the_cpu():
+    random = torch.Generator().manual_seed(12)
+    for dtype in DTYPES:
+        for n in [1 << shift for shift in range(13)]:
+            x = torch.randn((3, 41, n), generator=random).to(dtype)
+            x[0, 0, 0] = math.inf
+            there = x.to(CUDA)
+            same_bits(cqsa.hadamard(there), cqsa.hadamard(x, backend="cpu"))
+            wanted = cqsa.hadamard(x.transpose(0, 1), out=torch.empty((41, 3, n)), backend="cpu")
+            same_bits(cqsa.hadamard(there.transpose(0, 1), out=torch.empty((41, 3, n), device=CUDA)), wanted)
+            assert cqsa.hadamard(there, out=there) is there
+            same_bits(there, cqsa.hadamard(x, backend="cpu"))
+
+
+def test_caches_in_a_graph():
+    random = torch.Generator().manual_seed(13)
+    made = cache_problem("q4_0", torch.float16, 128, 0, random)
+    x, pool, table, cells = (on_cuda(t) for t in made[:4])
+    words = made[5]
+    back = torch.empty_like(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cqsa.kv_append(x, pool, table, cells.int(), **words)
+        cqsa.kv_gather(pool, table, cells.int(), out=back, **words)
+        cqsa.hadamard(back, out=back)
+    assert not pool.any()
+    graph.replay()
+    wanted, wanted_back = torch.zeros_like(pool), torch.empty_like(x)
+    cqsa.kv_append(x, wanted, table, cells, **words)
+    cqsa.hadamard(cqsa.kv_gather(wanted, table, cells, out=wanted_back, **words), out=wanted_back)
+    same_bits(pool, wanted)
+    same_bits(back, wanted_back)
+
+
 def test_a_plan_says_where_it_runs():
     q, k, v = operands()
     plan = cqsa.attention_plan(q, k, v).describe()

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <set>
 #include <thread>
@@ -15,6 +16,7 @@
 
 #include "fake_leaf.h"
 #include "fake_memory.h"
+#include "fake_selected.h"
 #include "fake_stream.h"
 
 #if __has_include("cqsa_build_id.h")
@@ -374,6 +376,50 @@ cqsa_status merge(void*, const cqsa_merge_leaf* leaf, const cqsa_exec*, void* s)
   return CQSA_OK;
 }
 
+cqsa_status launch_selected(void*, const cqsa_selected_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec*, void* s) {
+  if (cqsa_status status = check_fault(); status != CQSA_OK) return status;
+  if (device().launch.blows()) return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "this launch was told to find no memory");
+  if (device().no_work) return CQSA_OK;
+  std::function<void()> work;
+  if (const std::string wrong = prepare_selected(*leaf, workspace, bytes, work); !wrong.empty()) return fail(CQSA_ERROR_RUNTIME, wrong);
+  ++device().launches;
+  device().workspaceless += workspace == nullptr;
+  stream_of(s)->push(work);
+  return CQSA_OK;
+}
+
+// A leaf of a cache: the CPU backend's, at its turn, on the addresses that the device's stand for.
+template <class Leaf, class Translate, class Work>
+cqsa_status queue_leaf(const Leaf& leaf, const std::vector<const void*>& addresses, const Translate& translate, const Work& work, void* s) {
+  if (device().no_work) return CQSA_OK;
+  for (const void* p : addresses)
+    if (p && !the_memory().holds(p, 1, false)) return fail(CQSA_ERROR_RUNTIME, "a leaf of a cache is given an address that is not alive");
+  ++device().launches;
+  stream_of(s)->push([leaf, translate, work] {
+    Leaf real = leaf;
+    translate(real);
+    if (work(nullptr, &real, nullptr, nullptr) != CQSA_OK) report_fault("a leaf of a cache failed");
+  });
+  return CQSA_OK;
+}
+
+cqsa_status queue_kv(const cqsa_kv_leaf& leaf, decltype(cqsa_backend_v1::kv_append) work, void* s) {
+  const auto translate = [](cqsa_kv_leaf& real) {
+    for (cqsa_view* view : {&real.x, &real.pool, &real.scale}) view->data = view->data ? to_real(view->data) : nullptr;
+    if (real.page_table) real.page_table = static_cast<const int32_t*>(to_real(real.page_table));
+    if (real.cells) real.cells = to_real(real.cells);
+  };
+  return queue_leaf(leaf, {leaf.x.data, leaf.pool.data, leaf.scale.data, leaf.page_table, leaf.cells}, translate, work, s);
+}
+
+cqsa_status kv_append(void*, const cqsa_kv_leaf* leaf, const cqsa_exec*, void* s) { return queue_kv(*leaf, cqsa_cpu_backend()->kv_append, s); }
+cqsa_status kv_gather(void*, const cqsa_kv_leaf* leaf, const cqsa_exec*, void* s) { return queue_kv(*leaf, cqsa_cpu_backend()->kv_gather, s); }
+
+cqsa_status hadamard(void*, const cqsa_hadamard_leaf* leaf, const cqsa_exec*, void* s) {
+  const auto translate = [](cqsa_hadamard_leaf& real) { real.x = to_real(real.x), real.out = to_real(real.out); };
+  return queue_leaf(*leaf, {leaf->x, leaf->out}, translate, cqsa_cpu_backend()->hadamard, s);
+}
+
 // ---- enqueue mode -----------------------------------------------------------------------------------------------------------
 
 cqsa_status stream_query(void*, void* s, int32_t* capturing) {
@@ -416,6 +462,8 @@ constexpr cqsa_attention_impl impls[] = {
     {"fake_fast", "none", fast_probe, fast_tiles, fast_workspace, fast_launch, nullptr},
     {"fake_reference", "none", reference_probe, reference_tiles, reference_workspace, reference_launch, nullptr}};
 
+constexpr cqsa_selected_impl selected_impls[] = {{"fake_selected", "none", probe_selected, workspace_of_selected, launch_selected}};
+
 constexpr cqsa_backend_v1 backend = {sizeof(cqsa_backend_v1),
                                      0,
                                      "fake",
@@ -449,7 +497,12 @@ constexpr cqsa_backend_v1 backend = {sizeof(cqsa_backend_v1),
                                      stream_alloc,
                                      stream_free,
                                      pointer_query,
-                                     "fake"};
+                                     "fake",
+                                     selected_impls,
+                                     1,
+                                     kv_append,
+                                     kv_gather,
+                                     hadamard};
 
 }  // namespace
 }  // namespace fake

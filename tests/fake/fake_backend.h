@@ -28,6 +28,8 @@ typedef struct fake_config {
 typedef struct fake_counters {
   uint64_t live_bytes, peak_bytes, pinned_live_bytes, pinned_peak_bytes;
   int64_t live_allocations; /* device and pinned */
+  int64_t live_pinned;      /* allocations .. */
+  uint64_t pinned_before;   /* .. and bytes of them at the last fake_configure() */
   int64_t live_objects;     /* streams and events */
   uint64_t bytes_in, bytes_out;
   int64_t copies, launches, allocations; /* allocations: of device memory */

@@ -55,7 +55,7 @@ void memory::limit(uint64_t device, uint64_t pinned) {
   const std::lock_guard hold(lock_);
   limit_[0] = device ? device : uint64_t{1} << 30;
   limit_[1] = pinned ? pinned : uint64_t{1} << 30;
-  for (int kind = 0; kind < 2; ++kind) peak_[kind] = live_[kind];
+  for (int kind = 0; kind < 2; ++kind) peak_[kind] = before_[kind] = live_[kind];
 }
 
 void memory::fill(fake_counters& out) {
@@ -64,9 +64,11 @@ void memory::fill(fake_counters& out) {
   out.peak_bytes = peak_[0];
   out.pinned_live_bytes = live_[1];
   out.pinned_peak_bytes = peak_[1];
-  out.live_allocations = 0;
+  out.pinned_before = before_[1];
+  out.live_allocations = out.live_pinned = 0;
   for (const auto& kind : blocks_)
     for (const auto& [address, b] : kind) out.live_allocations += b.counted;
+  for (const auto& [address, b] : blocks_[1]) out.live_pinned += b.counted;
 }
 
 uint64_t memory::free_bytes() {

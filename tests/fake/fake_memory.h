@@ -39,7 +39,7 @@ class memory {
   };
   std::mutex lock_;
   std::map<uintptr_t, block> blocks_[2];  // real addresses: device, pinned
-  uint64_t limit_[2] = {uint64_t{1} << 30, uint64_t{1} << 30}, live_[2] = {}, peak_[2] = {};
+  uint64_t limit_[2] = {uint64_t{1} << 30, uint64_t{1} << 30}, live_[2] = {}, peak_[2] = {}, before_[2] = {};
 };
 
 memory& the_memory();

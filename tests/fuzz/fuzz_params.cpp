@@ -242,9 +242,34 @@ struct session {
     passed(cqsa_attention_merge(lasting, &args, nullptr));
   }
 
+  // Formats, types and shapes that mostly fit; cells and pages are whatever the bytes say.
+  void cache(bytes& in) {
+    const int kind = in.byte() % 5;
+    const cqsa_dtype floats[] = {CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16};
+    const cqsa_dtype pool = kind < 3 ? floats[kind] : kind == 3 ? CQSA_DTYPE_I8 : CQSA_DTYPE_U8;
+    const int64_t rows = in.upto(3), heads = in.upto(2), dim = kind == 4 ? 32 << in.upto(2) : in.upto(70);
+    const int64_t pages = in.upto(3), size = in.upto(3), columns = in.upto(3);
+    tensor x, cells, table, pool_tensor, scale;
+    x.make(in, floats[in.byte() % 3], {rows, heads, dim});
+    pool_tensor.make(in, pool, {pages, size, heads, kind == 4 ? dim / 32 * 18 : dim});
+    scale.make(in, CQSA_DTYPE_F16, {pages, size, heads, (dim + 63) / 64});
+    cells.make(in, in.byte() % 2 ? CQSA_DTYPE_I32 : CQSA_DTYPE_I64, {rows});
+    table.make(in, CQSA_DTYPE_I32, in.byte() % 2 ? std::vector<int64_t>{columns} : std::vector<int64_t>{rows, columns});
+    for (tensor* one : {&x, &pool_tensor, &scale, &cells, &table}) {
+      if (in.byte() % 16 == 0) one->spoil(in);
+      if (!one->honest()) return;
+    }
+    cqsa_kv_args args = CQSA_KV_ARGS_INIT;
+    args.x = &x.view, args.pool = &pool_tensor.view, args.page_table = &table.view, args.cells = &cells.view;
+    args.scale = kind == 3 ? &scale.view : nullptr, args.format = kind == 4;
+    if (in.byte() % 16 == 0) args.kv_group = in.byte(), args.format = in.byte();
+    passed(in.byte() % 2 ? cqsa_kv_append(lasting, &args, nullptr) : cqsa_kv_gather(lasting, &args, nullptr));
+    passed(cqsa_hadamard(lasting, &x.view, in.byte() % 2 ? &x.view : &scale.view, nullptr));
+  }
+
   void step(bytes& in) {
     const int at = in.byte() % num_plans;
-    switch (in.byte() % 12) {
+    switch (in.byte() % 13) {
       case 0: case 1: create(in, at, false); break;
       case 2: create(in, at, true); break;
       case 3: case 4: run(in, at, true); break;
@@ -252,6 +277,7 @@ struct session {
       case 7: merge(in); break;
       case 8: complete(at); break;
       case 9: plan_elsewhere(in, at); break;
+      case 11: cache(in); break;
       case 10:
         if (plans[at] && lasts[at]) describe(in, plans[at]);
         break;

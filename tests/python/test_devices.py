@@ -42,6 +42,21 @@ class Library:
             **{name + "_dtype": x.dtype for name, x in tensors.items()}})
         return 0
 
+    def cqsa_kv_append(self, context, args, stream):
+        fields = {name: _ffi.Tensor.from_address(getattr(args, name)) for name in ("x", "pool", "page_table", "cells")}
+        assert len({(x.device_type, x.device_id) for x in fields.values()}) == 1
+        self.calls.append({"context": context, "stream": stream, "device": fields["x"].device_type,
+                           **{name: x.dtype for name, x in fields.items()}})
+        return 0
+
+    cqsa_kv_gather = cqsa_kv_append
+
+    def cqsa_hadamard(self, context, x, out, stream):
+        devices = [_ffi.Tensor.from_address(tensor).device_type for tensor in (x, out)]
+        assert devices[0] == devices[1]
+        self.calls.append({"context": context, "stream": stream, "device": devices[0]})
+        return 0
+
     def cqsa_attention_merge(self, context, args, stream):
         self.calls.append({"context": context, "stream": stream})
         return 0
@@ -326,6 +341,20 @@ def test_merge_on_a_gpu(torch, library):
     parts = [TorchTensor(np.ones((2, 19, 24), np.float32)), TorchTensor(np.ones((2, 19), np.float32))]
     out, lse = cqsa.attention_merge(*parts, *parts)
     assert type(out) is TorchTensor and lse.index == 0 and library.calls == [{"context": 1000, "stream": 77}]
+
+
+def test_caches_on_a_gpu(torch, library):
+    torch.current[0] = 77
+    x, pool = TorchTensor(np.ones((3, 2, 32), np.float32)), TorchTensor(np.ones((2, 4, 2, 32), np.float16))
+    table, cells = TorchTensor(np.zeros(2, np.int64)), TorchTensor(np.zeros(3, np.int64))
+    cqsa.kv_append(x, pool, table, cells)
+    back = cqsa.kv_gather(pool, table, cells)
+    assert type(back) is TorchTensor and back.index == 0 and back.shape == (3, 2, 32)
+    turned = cqsa.hadamard(x)
+    assert type(turned) is TorchTensor and turned.shape == (3, 2, 32)
+    here = {"context": 1000, "stream": 77, "device": CUDA}
+    places = {"page_table": _ffi.DTYPE_I32, "cells": _ffi.DTYPE_I64, "pool": _ffi.DTYPE_F16}
+    assert library.calls == [{**here, **places, "x": _ffi.DTYPE_F32}, {**here, **places, "x": _ffi.DTYPE_F16}, here]
 
 
 def test_a_captured_call_gets_a_workspace(torch, library, monkeypatch):

@@ -121,6 +121,14 @@ def test_surface():
         "pinned_memory_limit", "backend", "schedule", "cqs", "deterministic", "batch_invariant", "dtype", "out", "return_lse",
         "return_info", "progress", "stream"]
     assert list(inspect.signature(cqsa.attention_merge).parameters) == ["out_a", "lse_a", "out_b", "lse_b"]
+    assert list(inspect.signature(cqsa.attention_selected).parameters) == [
+        "q", "k", "v", "page_table", "cells", "counts", "softmax_scale", "precision", "k_scale", "v_scale", "kv_group", "check", "dtype",
+        "out", "return_lse", "backend", "stream"]
+    assert list(inspect.signature(cqsa.kv_append).parameters) == [
+        "x", "pool", "page_table", "cells", "scale", "format", "kv_group", "dtype", "backend", "stream"]
+    assert list(inspect.signature(cqsa.kv_gather).parameters) == [
+        "pool", "page_table", "cells", "scale", "format", "kv_group", "dtype", "out", "backend", "stream"]
+    assert list(inspect.signature(cqsa.hadamard).parameters) == ["x", "out", "dtype", "backend", "stream"]
     assert str(inspect.signature(cqsa.place)).startswith("(*tensors: 'Any', reserve: 'float' = 0.15")
     assert list(inspect.signature(cqsa.patch_torch_sdpa).parameters) == ["min_tokens", "memory_limit"]
     assert not inspect.signature(cqsa.unpatch_torch_sdpa).parameters

@@ -99,4 +99,21 @@ CQSA_DEVICE void cp_async_4(void* shared, const void* global, int valid = 4) { s
 CQSA_DEVICE void cp_async_commit() { simt::commit_copies(); }
 template <int Pending> CQSA_DEVICE void cp_async_wait(CQSA_SIMT_SITE) { simt::wait_copies(Pending, simt_file, simt_line); }
 
+CQSA_DEVICE uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+  const auto half = [&](int shift) {
+    return uint32_t(f32_to_f16(std::fma(f16_to_f32(uint16_t(a >> shift)), f16_to_f32(uint16_t(b >> shift)), f16_to_f32(uint16_t(c >> shift)))));
+  };
+  return half(0) | half(16) << 16;
+}
+CQSA_DEVICE uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  const auto half = [](uint32_t x, int shift) { return float_of(x >> shift << 16); };
+  return pack_bf16(std::fma(half(a, 0), half(b, 0), half(c, 0)), std::fma(half(a, 16), half(b, 16), half(c, 16)));
+}
+CQSA_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t bytes = uint64_t(b) << 32 | a;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) out |= uint32_t(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return out;
+}
+
 }  // namespace cqsa::gpu

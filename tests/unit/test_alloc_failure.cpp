@@ -225,6 +225,34 @@ TEST_CASE("merge allocates nothing") {
   cqsa_context_destroy(context);
 }
 
+TEST_CASE("key-value caches allocate nothing") {
+  cqsa_context* const context = make_context("cpu", 3);
+  REQUIRE(context);
+  std::vector<float> rows(600 * 128, 1.5f), back(rows.size());
+  std::vector<uint8_t> pool(600 * 72);
+  std::vector<int32_t> cells(600), table(600);
+  for (int32_t i = 0; i < 600; ++i) cells[size_t(i)] = table[size_t(i)] = i;
+  int64_t x_shape[3] = {600, 1, 128}, pool_shape[4] = {600, 1, 1, 72}, list[1] = {600};
+  const auto view = [](void* data, int32_t axes, cqsa_dtype type, int64_t* shape) {
+    return cqsa_tensor{data, CQSA_DEVICE_CPU, 0, axes, type, shape, nullptr, 0};
+  };
+  const cqsa_tensor x = view(rows.data(), 3, CQSA_DTYPE_F32, x_shape), to = view(back.data(), 3, CQSA_DTYPE_F32, x_shape);
+  const cqsa_tensor blocks = view(pool.data(), 4, CQSA_DTYPE_U8, pool_shape);
+  const cqsa_tensor places = view(cells.data(), 1, CQSA_DTYPE_I32, list), pages = view(table.data(), 1, CQSA_DTYPE_I32, list);
+  cqsa_kv_args args = CQSA_KV_ARGS_INIT;
+  args.x = &x, args.pool = &blocks, args.cells = &places, args.page_table = &pages, args.format = CQSA_KV_FORMAT_Q4_0;
+  cqsa_kv_args reading = args;
+  reading.x = &to;
+  REQUIRE(cqsa_kv_append(context, &args, nullptr) == CQSA_OK);  // the threads start here
+  failing::arm(1, true);
+  const cqsa_status appended = cqsa_kv_append(context, &args, nullptr), gathered = cqsa_kv_gather(context, &reading, nullptr);
+  const cqsa_status rotated = cqsa_hadamard(context, &to, &to, nullptr);
+  CHECK_FALSE(failing::disarm());
+  CHECK((appended == CQSA_OK && gathered == CQSA_OK && rotated == CQSA_OK));
+  for (const float value : back) REQUIRE(std::fabs(value - 1.5f) < 0.001f);
+  cqsa_context_destroy(context);
+}
+
 TEST_CASE("hardware as JSON survives every failing allocation") {
   exhaust("plan for another machine", [] {
     small_problem* const p = [] {

@@ -3,6 +3,8 @@
 // CPU backend, memory against plan and budget, and what happens when the device refuses.
 #include "device_problem.h"
 
+#include <thread>
+
 using namespace device_test;
 
 namespace {
@@ -21,12 +23,12 @@ bool batched(const spec& s) { return !s.varlen && !s.paged && !s.seqused; }
 void check_accounts(const outcome& r, const cqsa_attention_params& p, const spec& s) {
   const fake_counters c = stats();
   CHECK(std::string(c.error).empty());
-  CHECK(c.live_allocations == 0);
+  CHECK(leaked() == 0);
   CHECK(c.live_objects == 0);
   CHECK(c.bytes_in == r.info.bytes_in);
   CHECK(c.bytes_out == r.info.bytes_out);
   CHECK(c.peak_bytes <= r.info.peak_device_bytes);  // equal, but for a workspace of the caller
-  CHECK(c.pinned_peak_bytes == r.info.peak_pinned_bytes);
+  CHECK(c.pinned_peak_bytes == std::max(c.pinned_before, r.info.peak_pinned_bytes));
   CHECK(r.info.peak_device_bytes <= r.plan.peak_device_bytes);
   if (p.max_device_bytes) CHECK(r.plan.peak_device_bytes <= p.max_device_bytes);
   if (p.max_pinned_bytes) CHECK(r.plan.peak_pinned_bytes <= p.max_pinned_bytes);
@@ -278,11 +280,26 @@ TEST_CASE("delays and their order change no bit", "[device]") {
   }
 }
 
+namespace {
+
+// A run that may pin next to nothing, so that the context gives up what it keeps.
+void drop_kept_staging() {
+  operands o = make(stream_spec(), 20);
+  cqsa_attention_params p = params_of(device_context(), o);
+  p.max_pinned_bytes = 64;
+  configure();
+  REQUIRE(run(o, p).status == CQSA_OK);
+  REQUIRE(stats().live_pinned == 0);
+}
+
+}  // namespace
+
 TEST_CASE("a refused allocation is planned around", "[device]") {
   operands o = make(stream_spec(), 21);
   const operands wanted = reference(o);
   cqsa_attention_params p = params_of(device_context(), o);
   for (int64_t refusals = 1; refusals <= 6; ++refusals) {
+    drop_kept_staging();
     fake_config config{};
     config.fail_alloc = 1;
     config.fail_allocs = refusals;
@@ -358,7 +375,7 @@ TEST_CASE("failures of the device are reported and nothing leaks", "[device]") {
       INFO(at << " " << in_copy << " " << r.error);
       CHECK(r.status == CQSA_ERROR_RUNTIME);
       CHECK(r.error.find("told to fail") != std::string::npos);
-      CHECK(stats().live_allocations == 0);
+      CHECK(leaked() == 0);
       CHECK(stats().live_objects == 0);
     }
   configure();
@@ -369,6 +386,7 @@ TEST_CASE("pinned memory that is refused is replaced by pageable staging", "[dev
   operands o = make(stream_spec(), 51);
   const operands wanted = reference(o);
   cqsa_attention_params p = tiled(o, CQSA_SCHEDULE_STREAM);
+  drop_kept_staging();
   fake_config config{};
   config.pinned_limit = 1;
   configure(config);
@@ -382,7 +400,7 @@ TEST_CASE("pinned memory that is refused is replaced by pageable staging", "[dev
   p.max_host_bytes = r.plan.peak_host_bytes;
   r = run(o, p);
   CHECK(r.status == CQSA_ERROR_OUT_OF_PINNED_MEMORY);
-  CHECK(stats().live_allocations == 0);
+  CHECK(leaked() == 0);
 }
 
 TEST_CASE("operands in pinned memory go without staging where their rows are together", "[device]") {
@@ -454,7 +472,7 @@ TEST_CASE("progress rises to the end and can cancel anywhere", "[device]") {
       const outcome r = run(o, p, &args);
       CHECK(r.status == CQSA_ERROR_CANCELLED);
       CHECK(std::string(stats().error).empty());
-      CHECK(stats().live_allocations == 0);
+      CHECK(leaked() == 0);
       CHECK(stats().live_objects == 0);
     }
   }
@@ -468,7 +486,7 @@ TEST_CASE("the cancel flag stops a run", "[device]") {
   args.cancel = &cancel;
   configure();
   CHECK(run(o, p, &args).status == CQSA_ERROR_CANCELLED);
-  CHECK(stats().live_allocations == 0);
+  CHECK(leaked() == 0);
 }
 
 TEST_CASE("a workspace on the device replaces every allocation there", "[device]") {
@@ -522,4 +540,133 @@ TEST_CASE("f64 is computed by the reference where no state is carried", "[device
     REQUIRE(r.status == CQSA_OK);
     CHECK(error_of(o.out, wanted.out) < 1e-14);
   }
+}
+
+// ---- staging that the context keeps ------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct kept_context {
+  cqsa_context* context = make_context("fake");
+  ~kept_context() { cqsa_context_destroy(context); }
+
+  cqsa_run_info run(operands& o, const cqsa_attention_params& p, cqsa_progress_fn progress = nullptr, void* user = nullptr) const {
+    cqsa_run_info info = CQSA_RUN_INFO_INIT;
+    cqsa_attention_args args = o.args();
+    args.info = &info;
+    args.progress = progress;
+    args.progress_user = user;
+    const cqsa_status status = cqsa_attention(context, &p, &args, nullptr);
+    INFO(cqsa_last_error());
+    REQUIRE(status == CQSA_OK);
+    return info;
+  }
+};
+
+int32_t see_pinned(void* most, int64_t, int64_t) {
+  auto& bytes = *static_cast<uint64_t*>(most);
+  bytes = std::max(bytes, stats().pinned_live_bytes);
+  return 0;
+}
+
+}  // namespace
+
+TEST_CASE("a context keeps the pinned staging of a run, and no budget is broken by it", "[device]") {
+  drop_kept_staging();
+  operands o = make(stream_spec(), 81);
+  const operands wanted = reference(o);
+  const cqsa_attention_params p = tiled(o, CQSA_SCHEDULE_STREAM);
+  configure();
+  {
+    const kept_context c;
+    const cqsa_run_info first = c.run(o, p);
+    REQUIRE(first.peak_pinned_bytes > 0);
+    CHECK(stats().pinned_live_bytes == first.peak_pinned_bytes);
+    const cqsa_run_info second = c.run(o, p);
+    CHECK(second.peak_pinned_bytes == first.peak_pinned_bytes);
+    CHECK(stats().pinned_peak_bytes == first.peak_pinned_bytes);  // never two rings
+    CHECK(stats().pinned_live_bytes == first.peak_pinned_bytes);
+    // Less than is kept: it goes back before the run begins.
+    cqsa_attention_params less = p;
+    less.max_pinned_bytes = first.peak_pinned_bytes - 1;
+    uint64_t most = 0;
+    o.out.fill(0xFF);
+    const cqsa_run_info small = c.run(o, less, see_pinned, &most);
+    CHECK(small.peak_pinned_bytes < first.peak_pinned_bytes);
+    CHECK(most == small.peak_pinned_bytes);
+    CHECK(stats().pinned_live_bytes == small.peak_pinned_bytes);
+    compare(o, wanted);
+    // More than is kept: it is replaced, and there are not two at any time.
+    configure();
+    c.run(o, p);
+    CHECK(stats().pinned_peak_bytes == first.peak_pinned_bytes);
+    // More than is needed serves as well, within the budget.
+    less.max_pinned_bytes = 0;
+    less.tile_q = less.tile_k = 8;
+    o.out.fill(0xFF);
+    CHECK(c.run(o, less).peak_pinned_bytes < first.peak_pinned_bytes);
+    CHECK(stats().pinned_live_bytes == first.peak_pinned_bytes);
+    compare(o, wanted);
+  }
+  CHECK(stats().live_pinned == 0);
+  CHECK(stats().live_allocations == 0);
+}
+
+TEST_CASE("kept staging goes back where memory is short", "[device]") {
+  drop_kept_staging();
+  operands o = make(stream_spec(), 82);
+  const operands wanted = reference(o);
+  const cqsa_attention_params p = tiled(o, CQSA_SCHEDULE_STREAM);
+  configure();
+  const kept_context c;
+  const uint64_t bytes = c.run(o, p).peak_pinned_bytes;
+  fake_config config{};
+  config.fail_alloc = 1;
+  configure(config);
+  o.out.fill(0xFF);
+  CHECK(c.run(o, p).retries == 0);  // the second try had it
+  CHECK(stats().pinned_live_bytes == bytes);
+  compare(o, wanted);
+  // A larger ring than is kept, where both together would not fit.
+  cqsa_attention_params small = p;
+  small.max_pinned_bytes = bytes / 2;
+  const uint64_t half = c.run(o, small).peak_pinned_bytes;
+  REQUIRE(half > 0);
+  config = {};
+  config.pinned_limit = bytes;
+  configure(config);
+  CHECK(c.run(o, p).retries == 0);
+  CHECK(stats().pinned_live_bytes == bytes);
+}
+
+TEST_CASE("runs at the same time share a context's kept staging", "[device]") {
+  drop_kept_staging();
+  configure();
+  const kept_context c;
+  constexpr int threads = 4;
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> workers;
+  for (int t = 0; t < threads; ++t)
+    workers.emplace_back([&c, &wrong, t] {
+      operands o = make(stream_spec(), 90 + static_cast<uint64_t>(t));
+      cqsa_attention_params p = CQSA_ATTENTION_PARAMS_INIT;
+      cqsa_attention_args args = o.args();
+      wrong += cqsa_attention_params_of(c.context, &args, &p) != CQSA_OK;
+      p.schedule = CQSA_SCHEDULE_STREAM;
+      p.tile_q = 32, p.tile_k = 24;
+      std::vector<char> first;
+      for (int round = 0; round < 12; ++round) {
+        o.out.fill(0xFF);
+        wrong += cqsa_attention(c.context, &p, &args, nullptr) != CQSA_OK;
+        const char* out = static_cast<const char*>(static_cast<const void*>(o.out.memory().data()));
+        const std::vector<char> now(out, out + o.out.memory().size());
+        if (round == 0) first = now;
+        wrong += now != first;
+      }
+    });
+  for (std::thread& w : workers) w.join();
+  CHECK(wrong == 0);
+  CHECK(std::string(stats().error).empty());
+  CHECK(stats().live_pinned == 1);
+  CHECK(leaked() == 0);
 }

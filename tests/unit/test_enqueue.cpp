@@ -121,7 +121,7 @@ TEST_CASE("a direct plan on the device is queued and not waited for", "[enqueue]
     closed.open();
     stream.sync();
     compare(o, wanted);
-    CHECK(stats().live_allocations == 0);
+    CHECK(leaked() == 0);
     CHECK(std::string(stats().error).empty());
   }
 }
@@ -192,7 +192,7 @@ TEST_CASE("runs are in the order of the caller's stream", "[enqueue]") {
       compare(o, wanted);
       CHECK(copy == o.out.memory());
       CHECK(std::string(stats().error).empty());
-      CHECK(stats().live_allocations == 0);
+      CHECK(leaked() == 0);
       CHECK(stats().live_objects == 0);
     }
 }
@@ -578,7 +578,7 @@ TEST_CASE("operands on the device with less memory than one leaf call wants", "[
         compare(o, wanted);
         CHECK(info.peak_device_bytes <= p.max_device_bytes);
         CHECK(stats().peak_bytes <= p.max_device_bytes);
-        CHECK(stats().live_allocations == 0);
+        CHECK(leaked() == 0);
         CHECK(std::string(stats().error).empty());
       }
 }
@@ -613,7 +613,7 @@ TEST_CASE("memory that cannot be had is planned around, and then the run blocks"
     const std::string error = cqsa_last_error();
     stream.sync();
     INFO("in launch " << in_launch << ": " << error);
-    CHECK(stats().live_allocations == 0);
+    CHECK(leaked() == 0);
     CHECK(std::string(stats().error).empty());
     CHECK(status == CQSA_OK);
     CHECK(info.retries == 1);
@@ -627,7 +627,7 @@ TEST_CASE("memory that cannot be had is planned around, and then the run blocks"
     CHECK(cqsa_attention(device_context(), &p, &args, stream.handle) == CQSA_ERROR_OUT_OF_DEVICE_MEMORY);
     CHECK(std::strstr(cqsa_last_error(), "told to"));
     stream.sync();
-    CHECK(stats().live_allocations == 0);
+    CHECK(leaked() == 0);
     CHECK(untouched(o));
   }
 }
@@ -652,7 +652,7 @@ TEST_CASE("a device without memory in stream order waits, unless it is lent a wo
     REQUIRE(status == CQSA_OK);
     CHECK(stats().syncs == !lent);
     CHECK(stats().allocations == !lent);
-    CHECK(stats().live_allocations == 0);
+    CHECK(leaked() == 0);
     fake().stream_sync(nullptr);
     compare(o, wanted);
     CHECK(std::string(stats().error).empty());
@@ -759,7 +759,7 @@ TEST_CASE("eight threads with a stream each, on one context and on two", "[enque
     CHECK(failures == 0);
     CHECK(stats().syncs == 0);
     CHECK(stats().launches == threads * rounds);
-    CHECK(stats().live_allocations == 0);
+    CHECK(leaked() == 0);
     CHECK(std::string(stats().error).empty());
     for (int t = 0; t < threads; ++t) {
       compare(problems[static_cast<size_t>(t)], wanted[static_cast<size_t>(t)]);

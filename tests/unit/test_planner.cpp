@@ -240,6 +240,79 @@ TEST_CASE("a plan fills the device it is for") {
     }
 }
 
+namespace {
+
+double told_blocks_per_unit = 0;
+int32_t one_tile(const cqsa_attention_leaf*, cqsa_leaf_tile* out, int32_t) { return *out = {128, 128, 1.0, told_blocks_per_unit}, 1; }
+uint64_t no_workspace(const cqsa_attention_leaf*, int64_t) { return 0; }
+
+}  // namespace
+
+// Of kernels ten times as fast, whose implementation says how many blocks of theirs a multiprocessor holds.
+TEST_CASE("a plan for a fast kernel hides its copies, and goes by the kernel's own tile") {
+  const char* const machine = R"({"backend":"cuda","pinned":true,"device_bytes":150e9,"workers":16,"flops_64":3e13,"flops_128":3e13,
+      "flops_64_f16":3e14,"flops_128_f16":6e14,"copy_in":5.45e10,"copy_out":5.45e10,"host_copy":1.2e10,"device_copy":4.7e12,"launch_seconds":5e-6,
+      "parallel_blocks":264})";
+  cqsa_attention_params p = self_attention(1 << 20);
+  p.dtype_q = p.dtype_kv = p.dtype_out = CQSA_DTYPE_F16;
+  p.causal = CQSA_CAUSAL_TOP_LEFT;
+  p.max_device_bytes = uint64_t{512} << 20;
+  p.memory_q = p.memory_kv = p.memory_out = CQSA_MEMORY_PINNED;
+  owned_plan model;
+  REQUIRE(cqsa_attention_plan_create_for(machine, &p, &model.plan) == CQSA_OK);
+  attention_problem problem = model.plan->problem;
+  problem.chip.compute_units = 132;
+  cqsa_attention_impl impl{};
+  impl.tiles = one_tile;
+  impl.workspace = no_workspace;
+  for (const double per_unit : {0.0, 1.0, 2.0, 3.0}) {
+    told_blocks_per_unit = per_unit;
+    schedule_choice choice;
+    footprint cost;
+    const budget limit = budget_of(problem, model.plan->hardware);
+    REQUIRE(choose_schedule(problem, model.plan->hardware, &impl, limit, choice, cost) == CQSA_OK);
+    const double at_once = per_unit > 0 ? 132 * per_unit : 264, seconds = predicted_seconds(problem, model.plan->hardware, choice, cost);
+    const int64_t blocks = (choice.tile_q + 127) / 128 * choice.group_heads;
+    INFO(per_unit << ": " << choice.tile_q << " x " << choice.tile_k << ", heads " << choice.group_heads << ", " << blocks << " blocks, " << seconds << " s");
+    CHECK(choice.parallel_blocks == at_once);
+    CHECK(limit.admits(cost));
+    CHECK(choice.buffers == 2);
+    CHECK(std::fmod(static_cast<double>(blocks), at_once) == 0);  // whole waves
+    CHECK(seconds <= 1.04 * problem_flops(problem) / 3e14);
+    // State and tails cost more the shorter the windows are: the model must see it, or it would not have chosen these.
+    schedule_choice shorter = choice;
+    shorter.tile_k = 2048;
+    const footprint more = device_footprint(problem, &impl, limit, 16, shorter);
+    CHECK(predicted_seconds(problem, model.plan->hardware, shorter, more) > 1.05 * seconds);
+  }
+}
+
+TEST_CASE("the largest tile of whole waves within the budget is among the candidates") {
+  const char* const machine = R"({"backend":"cuda","pinned":true,"device_bytes":150e9,"workers":16,"flops_64":3.27e13,"copy_in":5.5e10,
+      "copy_out":5.5e10,"launch_seconds":5e-6,"parallel_blocks":264})";
+  cqsa_attention_params p = self_attention(1 << 20);
+  p.dtype_q = p.dtype_kv = p.dtype_out = CQSA_DTYPE_F16;
+  p.memory_q = p.memory_kv = p.memory_out = CQSA_MEMORY_PINNED;
+  p.tile_k = 2048;
+  for (uint64_t mib = 300; mib <= 700; mib += 50) {
+    p.max_device_bytes = mib << 20;
+    owned_plan plan;
+    REQUIRE(cqsa_attention_plan_create_for(machine, &p, &plan.plan) == CQSA_OK);
+    schedule_choice choice = plan.plan->choice;
+    const int64_t step = 128 * 264 / choice.group_heads;
+    INFO(mib << " MiB: " << choice.tile_q << " x " << choice.tile_k << ", heads " << choice.group_heads);
+    CHECK(choice.tile_q % step == 0);
+    // What has more waves and fits would gain less than the tie.
+    const attention_problem& problem = plan.plan->problem;
+    const budget limit = budget_of(problem, plan.plan->hardware);
+    for (choice.tile_q += step;; choice.tile_q += step) {
+      const footprint cost = device_footprint(problem, nullptr, limit, 16, choice);
+      if (!limit.admits(cost)) break;
+      CHECK(plan.info().seconds <= 1.001 * predicted_seconds(problem, plan.plan->hardware, choice, cost));
+    }
+  }
+}
+
 TEST_CASE("hardware files that are not what they should be") {
   const cqsa_attention_params p = self_attention(1000);
   const struct { const char* json; const char* word; } cases[] = {

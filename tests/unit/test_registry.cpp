@@ -426,6 +426,8 @@ TEST_CASE("struct_size: smaller, larger, dirty tails, unknown flags", "[abi_stru
   check_struct_rule<cqsa_run_info>("info", 0);
   check_struct_rule<cqsa_plan_info>("info", 0);
   check_struct_rule<cqsa_attention_merge_args>("args", 0);
+  check_struct_rule<cqsa_attention_selected_args>("args", CQSA_SELECTED_CHECK);
+  check_struct_rule<cqsa_kv_args>("args", 0);
   check_older_caller();
 }
 
@@ -468,4 +470,6 @@ TEST_CASE("*_init functions and *_INIT macros agree", "[abi_struct]") {
   check_init<cqsa_attention_args>(cqsa_attention_args_init, CQSA_ATTENTION_ARGS_INIT);
   check_init<cqsa_plan_info>(cqsa_plan_info_init, CQSA_PLAN_INFO_INIT);
   check_init<cqsa_attention_merge_args>(cqsa_attention_merge_args_init, CQSA_ATTENTION_MERGE_ARGS_INIT);
+  check_init<cqsa_attention_selected_args>(cqsa_attention_selected_args_init, CQSA_ATTENTION_SELECTED_ARGS_INIT);
+  check_init<cqsa_kv_args>(cqsa_kv_args_init, CQSA_KV_ARGS_INIT);
 }

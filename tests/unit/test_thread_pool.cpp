@@ -376,3 +376,40 @@ TEST_CASE("cores: a cgroup's quota, rounded up", "[cores]") {
   v1.put("cpu/tight/cpu.cfs_period_us", "100000\n");
   CHECK(v1.cores("4:cpuset:/tight\n") == INT_MAX);  // cpuset is not cpu
 }
+
+TEST_CASE("kept staging: one block, not too large, in one pair of hands") {
+  cqsa::kept_staging kept;
+  uint64_t bytes = 0;
+  char block[4];
+  CHECK(kept.take(bytes) == nullptr);
+  CHECK(!kept.keep(block, cqsa::kept_staging::most + 1));
+  CHECK(kept.take(bytes) == nullptr);
+  CHECK(kept.keep(block, cqsa::kept_staging::most));
+  CHECK(!kept.keep(block + 1, 1));
+  CHECK(kept.take(bytes) == block);
+  CHECK(bytes == cqsa::kept_staging::most);
+  CHECK(kept.take(bytes) == nullptr);
+  // Four threads pass four blocks around: each is in one pair of hands at a time, and none gets lost.
+  std::atomic<int> owners[4] = {{1}, {1}, {1}, {1}}, lost{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      char* mine = block + t;
+      for (int i = 0; i < 20000; ++i) {
+        uint64_t size = 0;
+        if (mine) {
+          const int at = static_cast<int>(mine - block);
+          --owners[at];
+          if (kept.keep(mine, static_cast<uint64_t>(at + 1))) mine = nullptr;
+          else ++owners[at];
+        } else if ((mine = static_cast<char*>(kept.take(size)))) {
+          const int at = static_cast<int>(mine - block);
+          lost += size != static_cast<uint64_t>(at + 1) || ++owners[at] != 1;
+        }
+      }
+      if (mine) --owners[mine - block];
+    });
+  for (std::thread& t : threads) t.join();
+  CHECK(lost == 0);
+  for (const auto& o : owners) CHECK(o == 0);
+}

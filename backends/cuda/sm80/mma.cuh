@@ -55,6 +55,20 @@ CQSA_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "
 // Until at most Pending of the newest groups are under way.
 template <int Pending> CQSA_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }
 
+// a b + c of two halves each.
+CQSA_DEVICE uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+CQSA_DEVICE uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+// Byte i of the result is byte (selector >> 4 i & 7) of the eight bytes of a, then b.
+CQSA_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
+
 }  // namespace cqsa::gpu
 
 #endif

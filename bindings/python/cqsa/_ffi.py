@@ -52,10 +52,13 @@ BACKEND_STATES: Tuple[str, ...] = (
     "ready", "not_found", "load_failed", "abi_mismatch", "no_driver", "no_device", "no_device_code")
 CAUSAL: Dict[str, int] = {"none": 0, "top_left": 1, "bottom_right": 2}
 SCHEDULES: Tuple[str, ...] = ("auto", "direct", "stream", "cqs")
+PRECISIONS: Tuple[str, ...] = ("default", "fast", "split", "f32")
+KV_FORMATS: Tuple[str, ...] = ("elements", "q4_0")
 MEMORIES: Tuple[str, ...] = ("host", "pinned", "device", "tile", "mapped")
 
 ATTENTION_WINDOW = 1 << 0
 ATTENTION_BATCH_INVARIANT = 1 << 9
+SELECTED_CHECK = 1 << 0
 ATTENTION_DETERMINISTIC = 1 << 10
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -151,6 +154,23 @@ class MergeArgs(ctypes.Structure):
     ]
 
 
+class SelectedArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32),
+        ("q", c_void_p), ("k", c_void_p), ("v", c_void_p), ("k_scale", c_void_p), ("v_scale", c_void_p),
+        ("page_table", c_void_p), ("cells", c_void_p), ("counts", c_void_p), ("out", c_void_p), ("lse", c_void_p),
+        ("softmax_scale", c_double), ("precision", c_int32), ("kv_group", c_int32),
+        ("workspace", c_void_p), ("workspace_bytes", c_uint64),
+    ]
+
+
+class KvArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("x", c_void_p), ("pool", c_void_p), ("scale", c_void_p),
+        ("page_table", c_void_p), ("cells", c_void_p), ("format", c_int32), ("kv_group", c_int32),
+    ]
+
+
 STRUCTS: Dict[str, Type[ctypes.Structure]] = {
     "cqsa_tensor": Tensor,
     "cqsa_allocator": Allocator,
@@ -161,6 +181,8 @@ STRUCTS: Dict[str, Type[ctypes.Structure]] = {
     "cqsa_attention_args": AttentionArgs,
     "cqsa_plan_info": PlanInfo,
     "cqsa_attention_merge_args": MergeArgs,
+    "cqsa_attention_selected_args": SelectedArgs,
+    "cqsa_kv_args": KvArgs,
 }
 
 PROGRESS_FN = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64)
@@ -207,6 +229,13 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "cqsa_attention_execute": (c_int32, [c_void_p, POINTER(AttentionArgs), c_void_p]),
     "cqsa_attention_merge_args_init": _INIT,
     "cqsa_attention_merge": (c_int32, [c_void_p, POINTER(MergeArgs), c_void_p]),
+    "cqsa_attention_selected_args_init": _INIT,
+    "cqsa_attention_selected": (c_int32, [c_void_p, POINTER(SelectedArgs), c_void_p]),
+    "cqsa_attention_selected_workspace": (c_int32, [c_void_p, POINTER(SelectedArgs), _LENGTH]),
+    "cqsa_kv_args_init": _INIT,
+    "cqsa_kv_append": (c_int32, [c_void_p, POINTER(KvArgs), c_void_p]),
+    "cqsa_kv_gather": (c_int32, [c_void_p, POINTER(KvArgs), c_void_p]),
+    "cqsa_hadamard": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
 }
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ struct index_map {
 struct mapped_range {
   uintptr_t begin = 0, end = 0;
   bool is_private = false;  // one of them is; the others are shared
+  int file = -1;            // the file of the only mapping, open for reading; -1: not to be had
+  uint64_t offset = 0;      // .. where it is mapped at begin
 };
 
 // A tile of a host operand: extent[0..2] lines of extent[3] elements. In compact memory the lines lie one after the other.

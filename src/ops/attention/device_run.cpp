@@ -67,7 +67,10 @@ cqsa_view unread_view(const cqsa_view& like, void* somewhere) {
 
 cqsa_status device_run::open(const budget& limit) {
   CQSA_TRY(session.open());
-  if (problem.mapped()) CQSA_TRY(pages.find(whole));
+  if (problem.mapped()) {
+    CQSA_TRY(pages.find(whole));
+    pages.open_files();
+  }
   session.mapped = problem.mapped() ? &pages : nullptr;
   CQSA_TRY(session.allocate(problem, impl, choice, g, run.args->workspace, limit));
   CQSA_TRY(copy_indices());

@@ -43,8 +43,8 @@ struct device_run {
   const cqsa_attention_impl* impl;
   schedule_choice choice;
   device_geometry g;
+  mapped_pages pages{problem};  // before the session, whose threads read from its files
   device_session session;
-  mapped_pages pages{problem};
   tile_listener* listener = nullptr;
   query_tile unfinished{};  // after a failure: where to go on; what comes before has left the device
 

@@ -2,6 +2,7 @@
 #include "ops/attention/device_session.h"
 
 #include <cinttypes>
+#include <utility>
 
 #include "ops/attention/mapped_piece.h"
 
@@ -22,8 +23,9 @@ device_session::~device_session() {
   // The memory may still be in use by what was queued; a failure of the device changes nothing about freeing it.
   info_.bytes_in += in_.close();
   info_.bytes_out += back_.close();
+  bool calm = true;
   for (void* stream : streams_)
-    if (stream) backend_.stream_sync(context_.device, stream);
+    if (stream && backend_.stream_sync(context_.device, stream) != CQSA_OK) calm = false;
   for_events([this](device_event& event) {
     if (event.handle) backend_.event_destroy(context_.device, event.handle);
   });
@@ -31,7 +33,7 @@ device_session::~device_session() {
     if (stream) backend_.stream_destroy(context_.device, stream);
   if (reading_) backend_.stream_destroy(context_.device, reading_);
   if (device_memory_) backend_.device_free(context_.device, device_memory_);
-  if (pinned_) backend_.pinned_free(context_.device, pinned_);
+  if (pinned_ && !(calm && context_.staging.keep(pinned_, pinned_bytes_))) backend_.pinned_free(context_.device, pinned_);
   if (pageable_) host_release(context_, pageable_, pageable_bytes_);
   if (host_memory_) host_release(context_, host_memory_, host_bytes_);
 }
@@ -51,6 +53,7 @@ cqsa_status device_session::open() {
 
 cqsa_status device_session::allocate(const attention_problem& problem, const cqsa_attention_impl* impl, const schedule_choice& choice,
                                      const device_geometry& g, void* workspace, const budget& limit) {
+  fit_kept_staging(limit);
   arena counting;
   device.carve(problem, impl, choice, g, counting);
   CQSA_TRY(allocate_device(counting.used(), workspace));
@@ -61,10 +64,20 @@ cqsa_status device_session::allocate(const attention_problem& problem, const cqs
   return allocate_staging(choice.staging, host_bytes_, limit);
 }
 
+// What an earlier run left pinned may be more than this one is allowed to have.
+void device_session::fit_kept_staging(const budget& limit) {
+  uint64_t bytes = 0;
+  if (limit.pinned == UINT64_MAX) return;
+  void* const kept = context_.staging.take(bytes);
+  if (kept && !(bytes <= limit.pinned && context_.staging.keep(kept, bytes))) backend_.pinned_free(context_.device, kept);
+}
+
 cqsa_status device_session::allocate_device(uint64_t bytes, void* workspace) {
   device_bytes_ = bytes;
   if (!workspace) {
-    const cqsa_status status = backend_.device_alloc(context_.device, bytes, &device_memory_);
+    cqsa_status status = backend_.device_alloc(context_.device, bytes, &device_memory_);
+    // Where device and host share their memory the kept staging may be what is missing.
+    if (status != CQSA_OK && give_back_staging(context_)) status = backend_.device_alloc(context_.device, bytes, &device_memory_);
     if (status != CQSA_OK)
       return fail(status, "the allocation of %" PRIu64 " bytes of device memory failed on backend %s: %s", bytes, backend_.name,
                   backend_.last_error());
@@ -79,12 +92,26 @@ cqsa_status device_session::allocate_host(const attention_problem& problem, cons
   arena counting;
   host.carve(problem, g, counting);
   host_bytes_ = counting.used();
-  host_memory_ = host_allocate(context_, host_bytes_);
+  host_memory_ = allocate_on_host(host_bytes_);
   if (!host_memory_)
     return fail(CQSA_ERROR_OUT_OF_HOST_MEMORY, "the allocation of %" PRIu64 " bytes of host memory failed", host_bytes_);
   count_host(host_bytes_);
   arena memory(host_memory_);
   host.carve(problem, g, memory);
+  return CQSA_OK;
+}
+
+void* device_session::allocate_on_host(uint64_t bytes) {
+  void* const memory = host_allocate(context_, bytes);
+  return memory || !give_back_staging(context_) ? memory : host_allocate(context_, bytes);
+}
+
+// What an earlier run left, if it is large enough. It counts as far as it is used: the rest is the context's.
+cqsa_status device_session::pin(uint64_t bytes) {
+  pinned_ = context_.staging.take(pinned_bytes_);
+  if (pinned_ && pinned_bytes_ < bytes) backend_.pinned_free(context_.device, std::exchange(pinned_, nullptr));
+  if (!pinned_) CQSA_TRY(backend_.pinned_alloc(context_.device, pinned_bytes_ = bytes, &pinned_));
+  info_.peak_pinned_bytes = std::max(info_.peak_pinned_bytes, bytes);
   return CQSA_OK;
 }
 
@@ -94,10 +121,8 @@ cqsa_status device_session::allocate_staging(const staging_choice& wanted, uint6
   staging_layout().carve(staging, counting);
   uint64_t bytes = counting.used();
   if (bytes > 0 && staging.pinned) {
-    const cqsa_status status = backend_.pinned_alloc(context_.device, bytes, &pinned_);
-    if (status == CQSA_OK) {
-      info_.peak_pinned_bytes = std::max(info_.peak_pinned_bytes, bytes);
-    } else {
+    const cqsa_status status = pin(bytes);
+    if (status != CQSA_OK) {
       // A small re-plan: the same schedule with pageable staging. More than two slots each way gain nothing there.
       staging.pinned = false;
       staging.in_slots = std::min(staging.in_slots, 2);
@@ -113,7 +138,7 @@ cqsa_status device_session::allocate_staging(const staging_choice& wanted, uint6
   }
   if (bytes > 0 && !staging.pinned) {
     pageable_bytes_ = bytes;
-    pageable_ = host_allocate(context_, bytes);
+    pageable_ = allocate_on_host(bytes);
     if (!pageable_) return fail(CQSA_ERROR_OUT_OF_HOST_MEMORY, "the allocation of %" PRIu64 " bytes of host memory for staging failed", bytes);
     count_host(host_bytes + bytes);
   }

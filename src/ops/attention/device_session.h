@@ -87,6 +87,9 @@ class device_session {
   cqsa_status checked(cqsa_status status, const char* what) const;
   cqsa_status make(device_event& event);
   cqsa_status allocate_device(uint64_t bytes, void* workspace);
+  void* allocate_on_host(uint64_t bytes);
+  void fit_kept_staging(const budget& limit);
+  cqsa_status pin(uint64_t bytes);
   cqsa_status allocate_staging(const staging_choice& staging, uint64_t host_bytes, const budget& limit);
   cqsa_status find_pages(host_tile& tile, const io_lane& lane);
   cqsa_status open_lanes(const staging_choice& staging, char* memory);
@@ -103,7 +106,7 @@ class device_session {
   void* device_memory_ = nullptr;  // NULL as well when the workspace is the caller's
   uint64_t device_bytes_ = 0;
   void *pinned_ = nullptr, *pageable_ = nullptr;  // staging, one of them
-  uint64_t pageable_bytes_ = 0;
+  uint64_t pinned_bytes_ = 0, pageable_bytes_ = 0;
   void* host_memory_ = nullptr;
   uint64_t host_bytes_ = 0;
   uint64_t mapped_bytes_ = 0;  // pages of mapped operands that may be resident

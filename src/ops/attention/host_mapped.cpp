@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/attention/host_mapped.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -156,6 +159,34 @@ bool find_mapping(uintptr_t begin, uintptr_t end, bool shared, mapped_range& ran
   return false;
 }
 
+// Opens the file at the path of a line of /proc/self/maps if it is the one that is mapped: it may have been removed, or another one
+// been put in its place.
+int open_mapped(const char* path, unsigned major, unsigned minor, unsigned long inode) {
+  const int file = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  struct stat found;
+  if (file < 0) return -1;
+  if (::fstat(file, &found) == 0 && S_ISREG(found.st_mode) && found.st_ino == inode && found.st_dev == makedev(major, minor)) return file;
+  ::close(file);
+  return -1;
+}
+
+// The file of the range, when one mapping spans it. Others stay without.
+void open_file(mapped_range& range) {
+  const file_closer maps{std::fopen("/proc/self/maps", "re")};
+  char line[4096 + 256];
+  while (maps.file && std::fgets(line, sizeof line, maps.file)) {
+    unsigned long from, to, offset, inode;
+    unsigned major, minor;
+    int at = 0;
+    if (std::sscanf(line, "%lx-%lx %*4s %lx %x:%x %lu %n", &from, &to, &offset, &major, &minor, &inode, &at) != 6 || at == 0) continue;
+    if (from != range.begin || to != range.end) continue;
+    line[std::strcspn(line, "\n")] = '\0';
+    range.file = open_mapped(line + at, major, minor, inode);
+    range.offset = offset;
+    return;
+  }
+}
+
 bool find_mapping(const part& x, bool shared, mapped_range& range_out) {
   const int64_t zero[4] = {};
   const extent e = extent_of(x.view, zero, x.whole);
@@ -246,6 +277,16 @@ cqsa_status mapped_pages::find(const cqsa_attention_leaf& whole) {
                   x.name, x.view.data, what);
   });
   return status;
+}
+
+void mapped_pages::open_files() {
+  for (mapped_range& range : found_)
+    if (range.end && range.file < 0) open_file(range);
+}
+
+mapped_pages::~mapped_pages() {
+  for (const mapped_range& range : found_)
+    if (range.file >= 0) ::close(range.file);
 }
 
 mapped_range mapped_pages::range_of(const void* address) const {

@@ -25,9 +25,14 @@ inline constexpr int most_mapped_parts = 9;
 class mapped_pages {
  public:
   explicit mapped_pages(const attention_problem& problem) : problem_(problem) {}
+  ~mapped_pages();
+  mapped_pages(const mapped_pages&) = delete;
+  mapped_pages& operator=(const mapped_pages&) = delete;
 
   // Fails where an operand that params call CQSA_MEMORY_MAPPED lies in other memory.
   cqsa_status find(const cqsa_attention_leaf& whole);
+  // Opens the files of what was found, by their paths, where those still lead to them. For those who read instead of touching pages.
+  void open_files();
   // The mapping that holds the address, or none.
   mapped_range range_of(const void* address) const;
 

@@ -244,6 +244,7 @@ cqsa_status io_lane::move(slot& mine) {
   const char* const what = inward() ? "waiting for a copy to the device" : "waiting for a copy from the device";
   if (mine.used) CQSA_TRY(checked(backend_.event_sync(context_.device, mine.event), what));
   const bool mapped = e.tile.mapping.end != 0;
+  if (mapped && inward() && read_lines(e.tile, mine.begin, mine.end, memory)) return CQSA_OK;
   if (mapped && inward()) want_lines(e.tile, mine.begin, mine.end);
   inward() ? gather_piece(e.tile, mine.begin, mine.end, memory) : scatter_piece(e.tile, mine.begin, mine.end, memory);
   if (mapped) drop_lines(e.tile, mine.begin, mine.end, !inward());

@@ -2,8 +2,11 @@
 #include "ops/attention/mapped_piece.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 
 #ifndef MADV_POPULATE_READ  // Linux 5.14; an older one refuses, and the pages come one fault after the other
 #define MADV_POPULATE_READ 22
@@ -62,7 +65,36 @@ void advise(const host_tile& tile, const span& s, int advice, uint64_t grain) {
   if (from < to) ::madvise(reinterpret_cast<void*>(from), to - from, advice);
 }
 
+bool read_fully(int file, uint64_t at, char* to, uint64_t bytes) {
+  while (bytes > 0) {
+    const ssize_t count = ::pread(file, to, bytes, static_cast<off_t>(at));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    at += static_cast<uint64_t>(count), to += count, bytes -= static_cast<uint64_t>(count);
+  }
+  return true;
+}
+
 }  // namespace
+
+// What a page costs beside its copy decides here: mapping and unmapping it takes locks of the process and interrupts every core
+// that runs one of its threads, so that a dozen of them get in each other's way, and rates differ from run to run.
+bool read_lines(const host_tile& tile, int64_t begin, int64_t end, char* compact) {
+  constexpr int64_t shortest = 64 << 10;  // below it the system call costs more than it saves
+  if (tile.mapping.file < 0) return false;
+  const int64_t line_bytes = tile.line_bytes();
+  for (int64_t line = begin; line < end;) {
+    const line_run run = contiguous_lines(tile, line);
+    const int64_t lines = std::min(run.lines, end - line), bytes = lines * line_bytes;
+    if (lines == 0 || (run.data && bytes < shortest && lines < end - begin)) return false;
+    char* const to = compact + (line - begin) * line_bytes;
+    const uint64_t at = tile.mapping.offset + (reinterpret_cast<uintptr_t>(run.data) - tile.mapping.begin);
+    if (!run.data) std::memset(to, 0, static_cast<size_t>(bytes));
+    else if (!read_fully(tile.mapping.file, at, to, static_cast<uint64_t>(bytes))) return false;
+    line += lines;
+  }
+  return true;
+}
 
 uint64_t touched_bytes(const host_tile& tile, int64_t begin, int64_t end) {
   uint64_t bytes = 0;

@@ -16,6 +16,9 @@ constexpr uint64_t resident_of_piece(uint64_t slot_bytes) { return slot_bytes + 
 uint64_t touched_bytes(const host_tile& tile, int64_t begin, int64_t end);
 // The most lines from `begin` on, at least one and none from `end` on, that touch no more than `limit` bytes.
 int64_t lines_within(const host_tile& tile, int64_t begin, int64_t end, uint64_t limit);
+// Lines [begin, end) from the mapping's file into compact memory, without a page of the mapping becoming resident. False: there
+// is no file, or the lines lie too far apart in it, or it was not all there; then nothing is certain about what is in `compact`.
+bool read_lines(const host_tile& tile, int64_t begin, int64_t end, char* compact);
 // Has the pages brought in together, before they are read; and lets them go.
 void want_lines(const host_tile& tile, int64_t begin, int64_t end);
 void drop_lines(const host_tile& tile, int64_t begin, int64_t end, bool written);

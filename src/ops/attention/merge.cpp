@@ -44,22 +44,12 @@ cqsa_status check_side(const cqsa_context& context, const side& s, const cqsa_te
   return check_shape(*s.lse, s.lse_name, s.out->shape, s.out->ndim - 1);
 }
 
-bool identical(const cqsa_tensor& a, const cqsa_tensor& b) {
-  if (address_of(a) != address_of(b)) return false;
-  int64_t stride_a[5], stride_b[5];
-  strides_of(a, stride_a);
-  strides_of(b, stride_b);
-  for (int i = 0; i < a.ndim; ++i)
-    if (a.shape[i] > 1 && stride_a[i] != stride_b[i]) return false;
-  return true;
-}
-
 cqsa_status check_output(const cqsa_tensor& output, const char* name, const side& a, const side& b) {
   CQSA_TRY(check_no_self_overlap(output, name));
   const struct { const cqsa_tensor* tensor; const char* name; } inputs[] = {
       {a.out, a.out_name}, {a.lse, a.lse_name}, {b.out, b.out_name}, {b.lse, b.lse_name}};
   for (const auto& input : inputs) {
-    const bool in_place = input.tensor->ndim == output.ndim && identical(*input.tensor, output);
+    const bool in_place = input.tensor->ndim == output.ndim && same_view(*input.tensor, output);
     if (!in_place) CQSA_TRY(check_no_overlap(output, name, *input.tensor, input.name, " without being the same view"));
   }
   return CQSA_OK;

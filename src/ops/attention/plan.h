@@ -29,20 +29,23 @@ struct hardware_model {
   int32_t workers = 1;          // threads of a host backend
   double flops_64 = 0;          // FLOP/s at head_dim 64 and 128; other sizes are interpolated
   double flops_128 = 0;
+  double flops_64_f16 = 0;      // likewise for f16 and bf16 queries, where matrix units make a difference; 0: as f32
+  double flops_128_f16 = 0;
   double copy_in = 0;           // bytes/s host -> device from pinned memory, and back
   double copy_out = 0;
   double host_copy = 0;         // bytes/s of a memcpy into staging
   double device_copy = 0;       // bytes/s read plus written in device memory; 0: 20 x copy_in
   double launch_seconds = 0;    // cost of one leaf call
-  double parallel_blocks = 0;   // leaf tiles that a device works on at once; 0: unknown, few are as good as many
+  double parallel_blocks = 0;   // leaf tiles that a device works on at once, where the implementation does not say; 0: unknown
   rates measured = rates::known;
   const hardware_model* previous = nullptr;  // an older model of the same context, which readers may still hold
 
-  double flops(int64_t head_dim) const;
+  double flops(int64_t head_dim, cqsa_dtype dtype_q) const;
   double memory_rate() const { return device_copy > 0 ? device_copy : 20 * copy_in; }
   // What another context has measured of the same device.
   void take_rates(const hardware_model& other) {
     flops_64 = other.flops_64, flops_128 = other.flops_128;
+    flops_64_f16 = other.flops_64_f16, flops_128_f16 = other.flops_128_f16;
     copy_in = other.copy_in, copy_out = other.copy_out, host_copy = other.host_copy, device_copy = other.device_copy;
     launch_seconds = other.launch_seconds;
     measured = other.measured;
@@ -77,6 +80,7 @@ struct schedule_choice {
   bool accumulator_on_host = false;  // CQS on a device: partial states are merged in host memory
   staging_choice staging;            // device
   double leaf_efficiency = 1;
+  double parallel_blocks = 0;  // leaf tiles that the device works on at once; 0: unknown, few are as good as many
 
   bool operator==(const schedule_choice&) const = default;
 };

@@ -15,7 +15,7 @@ namespace cqsa {
 namespace {
 
 constexpr double tie = 1.02;              // candidates within 2 % of the fastest count as equally fast ..
-constexpr double tie_of_blocks = 1.005;   // .. 0.5 % where it is known how many blocks fill the device: there less memory means idle units
+constexpr double tie_of_blocks = 1.001;   // .. 0.1 % where it is known how many blocks fill the device: there less memory means idle units
 constexpr int64_t most_cqs_tasks = 1000;  // deeper decompositions are made only on request
 constexpr int most_tiles = 16;
 constexpr cqsa_leaf_tile generic_tile{128, 128, 1.0, 0};  // of a machine that is not here
@@ -72,9 +72,9 @@ class chooser {
   chooser(const attention_problem& problem, const hardware_model& machine, const cqsa_attention_impl* impl, const budget& limit,
           std::vector<candidate_note>* notes = nullptr)
       : problem_(problem), machine_(machine), impl_(impl), limit_(limit), notes_(notes) {
-    tie_ = !machine.host && machine.parallel_blocks > 0 ? tie_of_blocks : tie;
     num_tiles_ = impl ? impl->tiles(&leaf_, tiles_, most_tiles) : 0;
     if (num_tiles_ <= 0) tiles_[0] = generic_tile, num_tiles_ = 1;
+    tie_ = !machine.host && blocks_at_once(tiles_[0]) > 0 ? tie_of_blocks : tie;
   }
 
   void offer_all() { machine_.host ? offer_host() : offer_device(); }
@@ -293,6 +293,12 @@ class chooser {
 
   // ---- device backend: tiles and windows of a separate memory --------------------------------------------------------------
 
+  // What the implementation says of its tile comes before what is usual.
+  double blocks_at_once(const cqsa_leaf_tile& tile) const {
+    const double told = tile.blocks_per_unit * static_cast<double>(leaf_.chip.compute_units);
+    return told > 0 ? told : machine_.parallel_blocks;
+  }
+
   schedule_choice device_choice(const cqsa_leaf_tile& tile) const {
     schedule_choice choice;
     choice.group_batch = std::max<int64_t>(1, problem_.p.batch);
@@ -302,6 +308,7 @@ class chooser {
     choice.leaf_tile_q = tile.tile_q;
     choice.leaf_tile_k = tile.tile_k;
     choice.leaf_efficiency = tile.efficiency;
+    choice.parallel_blocks = blocks_at_once(tile);
     return choice;
   }
 
@@ -377,26 +384,51 @@ class chooser {
     return window >= all ? 0 : std::min(all, window * 4);
   }
 
-  // The most rows, `rows` at the most, whose blocks are a multiple of what the device works on at once; 0: there are none.
-  int64_t rows_in_whole_waves(const schedule_choice& choice, int64_t rows) const {
-    const auto at_once = static_cast<int64_t>(std::min(machine_.parallel_blocks, 1e9));
+  // Rows of so many that their blocks are a multiple of what the device works on at once; 0: that is not known.
+  int64_t rows_of_waves(const schedule_choice& choice) const {
+    const auto at_once = static_cast<int64_t>(std::min(choice.parallel_blocks, 1e9));
     if (at_once < 1) return 0;
     const int64_t lines = choice.group_batch * choice.group_heads * problem_.ratio();
-    const int64_t step = choice.leaf_tile_q * (at_once / std::gcd(at_once, lines));
-    return rows / step * step;
+    return choice.leaf_tile_q * (at_once / std::gcd(at_once, lines));
+  }
+
+  bool fits_with(schedule_choice choice, int64_t rows) const {
+    choice.tile_q = rows;
+    return limit_.admits(price(choice));
+  }
+
+  // The most rows in whole waves, from `low` (which fits) to below `high` (which does not), that fit; and a few waves less, which
+  // may leave fewer rows to the last tile.
+  void offer_most_waves(schedule_choice choice, int64_t low, int64_t high) {
+    const int64_t step = rows_of_waves(choice);
+    if (step == 0) return;
+    int64_t fit = low / step, beyond = (high + step - 1) / step;
+    while (beyond - fit > 1) {
+      const int64_t middle = fit + (beyond - fit) / 2;
+      (fits_with(choice, middle * step) ? fit : beyond) = middle;
+    }
+    for (int64_t waves = fit; waves > fit - 4 && waves * step > low; --waves) {
+      choice.tile_q = waves * step;
+      offer(choice);
+    }
   }
 
   // Fewer bytes move the more rows stay: go down from all of them until it is too slow to matter.
   void offer_query_tiles(schedule_choice choice, const cqsa_leaf_tile& tile) {
     const auto& p = problem_.p;
-    const int64_t all = std::max<int64_t>(1, p.seqlen_q);
+    const int64_t all = std::max<int64_t>(1, p.seqlen_q), step = rows_of_waves(choice);
     int64_t rows = p.tile_q ? std::min(all, p.tile_q) : all;
-    while (true) {
+    for (int64_t refused = 0;;) {
       choice.tile_q = rows;
-      if (offer(choice) && items_.size() && items_.back().seconds > fastest_ * tie) break;
+      const bool fits = offer(choice);
+      if (fits && refused) offer_most_waves(choice, rows, refused);
+      refused = fits ? 0 : rows;
+      if (fits && items_.back().seconds > fastest_ * tie) break;
       if (p.tile_q || rows <= tile.tile_q) break;
-      choice.tile_q = rows_in_whole_waves(choice, rows);
-      if (choice.tile_q > 0 && choice.tile_q < rows) offer(choice);
+      if (step && rows / step > 0 && rows % step) {
+        choice.tile_q = rows / step * step;
+        offer(choice);
+      }
       const int64_t half = rounded_up(rows / 2, tile.tile_q);
       rows = half < rows ? half : rows / 2;
     }
@@ -460,25 +492,25 @@ double state_seconds(const attention_problem& problem, const hardware_model& mac
 // By how much longer `rows` rows of a group take than the same work in calls without end. The blocks of a call come in waves of as
 // many as the device works on at once: the last wave is as long as a full one while all blocks take the same time, and half of one
 // is lost when they have drifted apart; the truth is between the two.
-double stretch_of_rows(const attention_problem& problem, const hardware_model& machine, const schedule_choice& choice, int64_t rows) {
+double stretch_of_rows(const attention_problem& problem, const schedule_choice& choice, int64_t rows) {
   const int64_t tile = std::max<int64_t>(1, choice.leaf_tile_q);
   const double lines = static_cast<double>(choice.group_batch * choice.group_heads * problem.ratio());
-  const double waves = static_cast<double>((rows + tile - 1) / tile) * lines / machine.parallel_blocks;
+  const double waves = static_cast<double>((rows + tile - 1) / tile) * lines / choice.parallel_blocks;
   return waves > 0 ? (std::ceil(waves) + waves + 0.5) / (2 * waves) : 1;
 }
 
 // .. of all rows: those of the last query tile, which may have few, count with what they see.
 double stretch_of_blocks(const attention_problem& problem, const hardware_model& machine, const schedule_choice& choice) {
-  if (machine.host || machine.parallel_blocks <= 0) return 1;
+  if (machine.host || choice.parallel_blocks <= 0) return 1;
   const auto& p = problem.p;
   const int64_t rows = std::clamp<int64_t>(choice.tile_q, 1, std::max<int64_t>(1, p.seqlen_q));
-  const double full = stretch_of_rows(problem, machine, choice, rows);
+  const double full = stretch_of_rows(problem, choice, rows);
   const int64_t last = p.seqlen_q % rows;
   if (last == 0 || choice.schedule != CQSA_SCHEDULE_STREAM) return full;
   const key_band band = key_band::of(p, p.seqlen_q, p.seqlen_k);
   const double all = visible_pairs(band, p.seqlen_q, p.seqlen_k);
   const double share = all > 0 ? 1 - visible_pairs(band, p.seqlen_q - last, p.seqlen_k) / all : 0;
-  return full + share * (stretch_of_rows(problem, machine, choice, last) - full);
+  return full + share * (stretch_of_rows(problem, choice, last) - full);
 }
 
 // Slots are filled and emptied side by side, as many as there are: the lane runs ahead of the device's buffers.
@@ -511,7 +543,7 @@ double predicted_seconds(const attention_problem& problem, const hardware_model&
                          const footprint& cost) {
   const double share = machine.host ? static_cast<double>(choice.workers) / machine.workers : 1.0;
   const double stretch = stretch_of_blocks(problem, machine, choice);
-  const double compute = stretch * problem_flops(problem) / (machine.flops(problem.p.head_dim) * choice.leaf_efficiency * share);
+  const double compute = stretch * problem_flops(problem) / (machine.flops(problem.p.head_dim, problem.p.dtype_q) * choice.leaf_efficiency * share);
   const double launches = static_cast<double>(cost.tasks) * machine.launch_seconds;
   if (machine.host) {
     if (in_windows(problem, choice)) return compute / block_balance(problem, choice) + launches + page_seconds(problem, choice, cost);

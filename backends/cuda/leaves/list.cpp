@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// What this backend computes, and by which kernels: the tuned ones in front of the portable ones.
+#include "backends/cuda/plugin.h"
+#include "backends/gpu/kv.h"
+#include "backends/gpu/port.h"
+#include "backends/cuda/tuned.h"
+
+namespace cqsa::cuda {
+
+// The lists are made at the first call, because their entries are constants of other files.
+void add_leaves(cqsa_backend_v1& backend) {
+  static const cqsa_attention_impl attention[] = {gpu::sm80_decode, gpu::sm80_attention, gpu::sm70_attention_impl,
+                                                  gpu::portable_attention};
+  static const cqsa_selected_impl selected[] = {gpu::sm80_selected, gpu::sm70_selected_impl, gpu::portable_selected};
+  backend.attention = attention;
+  backend.num_attention = static_cast<int32_t>(sizeof attention / sizeof *attention);
+  backend.selected = selected;
+  backend.num_selected = static_cast<int32_t>(sizeof selected / sizeof *selected);
+  backend.merge = gpu::portable_merge;
+  backend.kv_append = gpu::portable_kv_append;
+  backend.kv_gather = gpu::portable_kv_gather;
+  backend.hadamard = gpu::portable_hadamard;
+}
+
+}  // namespace cqsa::cuda

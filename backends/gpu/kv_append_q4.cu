@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kv.cuh"
+
+CQSA_KERNEL(256, cqsa_kv_append_q4, cqsa::gpu::kv_params) { cqsa::gpu::kv_append_q4_block<CQSA_LANES>(p); }
