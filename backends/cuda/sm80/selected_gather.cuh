@@ -27,6 +27,10 @@ template <class S> struct warp_memory {
   CQSA_DEVICE float* scale(int n) const {  // [group][cell]
     return reinterpret_cast<float*>(base + 2 * (S::tile_bytes + S::place_bytes) + n * S::scale_bytes);
   }
+  // Of cells 8 n + 2 l and the next, in a group of channels.
+  CQSA_DEVICE float2x cell_scales(int which, int group, int n) const {
+    return *reinterpret_cast<const float2x*>(scale(which) + group * S::cells + 8 * n + thread_index() % 4 * 2);
+  }
   CQSA_DEVICE entry_ahead& ahead() const {  // the lane's
     unsigned char* at = base + 2 * (S::tile_bytes + S::place_bytes + S::scale_bytes);
     return reinterpret_cast<entry_ahead*>(at)[thread_index() % 32];
@@ -83,7 +87,8 @@ template <class S> CQSA_DEVICE void ask_for_scales(const selected_params& p, con
 CQSA_DEVICE bool is_there(const selected_params& p, const entry_ahead& e) { return e.page >= 0 && e.page < p.num_pages; }
 
 // The places of the lane's cell, in bytes, to shared memory.
-template <class S> CQSA_DEVICE void place_cell(const selected_params& p, const selected_place& x, const warp_memory<S>& mem, const entry_ahead& e) {
+template <class S>
+CQSA_DEVICE void place_cell(const selected_params& p, const selected_place& x, const warp_memory<S>& mem, const entry_ahead& e) {
   const int lane = thread_index() % 32;
   mem.place(0)[lane] = S::bytes * offset_of(p.k, e.page, x.kv_head, e.row, 0);
   mem.place(1)[lane] = S::bytes * offset_of(p.v, e.page, x.kv_head, e.row, 0);
