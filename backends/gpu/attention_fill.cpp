@@ -25,6 +25,11 @@ int32_t kind_of(cqsa_dtype t) {
 bool is_float(cqsa_dtype t) { return t == CQSA_DTYPE_F32 || t == CQSA_DTYPE_F16 || t == CQSA_DTYPE_BF16; }
 bool is_kv(cqsa_dtype t) { return is_float(t) || t == CQSA_DTYPE_I8 || t == CQSA_DTYPE_E4M3FN || t == CQSA_DTYPE_E5M2; }
 
+const char* why_no_fast(const cqsa_chip& chip, int32_t precision, cqsa_dtype q) {
+  if (chip.tier != 70 || precision != CQSA_PRECISION_FAST || q != CQSA_DTYPE_BF16) return nullptr;
+  return "precision is FAST and q is bf16, which sm_70's matrix unit does not have: wanted f16, or another precision, which computes bf16 in f32";
+}
+
 const char* why_no_gpu(const cqsa_attention_leaf& leaf) {
   if (leaf.q.dtype == CQSA_DTYPE_F64) return "f64 is computed by cpu_reference only";
   if (!is_float(leaf.q.dtype) || !is_kv(leaf.k.dtype) || !is_kv(leaf.v.dtype))
@@ -35,7 +40,8 @@ const char* why_no_gpu(const cqsa_attention_leaf& leaf) {
     return "head_dim is 1..576 and head_dim_v 1..512";
   if ((leaf.scale_k == CQSA_SCALE_GROUP || leaf.scale_v == CQSA_SCALE_GROUP) && (leaf.kv_group < 4 || leaf.kv_group % 4 || leaf.kv_group > 1024))
     return "kv_group is 32, 64 or 128";
-  return leaf.num_heads > INT32_MAX ? "num_heads is below 2^31" : nullptr;
+  if (leaf.num_heads > INT32_MAX) return "num_heads is below 2^31";
+  return why_no_fast(leaf.chip, leaf.precision, leaf.q.dtype);
 }
 
 gpu_view view_of(const cqsa_view& x, int64_t batch, int64_t heads, int64_t rows, int64_t channels, int64_t run) {

@@ -18,6 +18,9 @@ int32_t kind_of(cqsa_dtype t);
 bool is_float(cqsa_dtype t);  // f32, f16, bf16
 bool is_kv(cqsa_dtype t);     // .. int8, e4m3fn, e5m2
 
+// FAST asks for the matrix units; a type that those of the chip do not have must not quietly be computed by something slower.
+const char* why_no_fast(const cqsa_chip& chip, int32_t precision, cqsa_dtype q);
+
 // Reasons that hold for every kernel of a GPU; nullptr: none.
 const char* why_no_gpu(const cqsa_attention_leaf& leaf);
 

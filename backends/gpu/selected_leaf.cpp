@@ -16,7 +16,8 @@ const char* why_no_gpu(const cqsa_selected_leaf& leaf) {
   if (leaf.head_dim < 1 || leaf.head_dim > 576 || leaf.head_dim_v < 1 || leaf.head_dim_v > 512)
     return "head_dim is 1..576 and head_dim_v 1..512";
   if (kv == CQSA_DTYPE_I8 && (leaf.kv_group < 4 || leaf.kv_group % 4 || leaf.kv_group > 1024)) return "kv_group is 32, 64 or 128";
-  return leaf.num_heads > INT32_MAX ? "num_heads is below 2^31" : nullptr;
+  if (leaf.num_heads > INT32_MAX) return "num_heads is below 2^31";
+  return why_no_fast(leaf.chip, leaf.precision, leaf.q.dtype);
 }
 
 namespace {
@@ -30,12 +31,12 @@ gpu_view pool_view(const cqsa_selected_leaf& a, const cqsa_view& x, int64_t chan
 }  // namespace
 
 void fill_params(const cqsa_selected_leaf& a, int64_t run, selected_params* p) {
-  p->q = plain_view(a.q);
+  p->q = view_of(a.q, 1, a.num_heads, a.total_q, a.head_dim);
   p->k = pool_view(a, a.k, a.head_dim, run);
   p->v = pool_view(a, a.v, a.head_dim_v, run);
   p->k_scale = plain_view(a.k_scale);
   p->v_scale = plain_view(a.v_scale);
-  p->out = plain_view(a.out);
+  p->out = view_of(a.out, 1, a.num_heads, a.total_q, a.head_dim_v);
   p->lse = plain_view(a.lse);
   p->page_table = reinterpret_cast<const char*>(a.page_table);
   p->cells = reinterpret_cast<const char*>(a.cells);

@@ -11,6 +11,7 @@
 namespace {
 
 using cqsa::gpu::sm70_attention_impl;
+using cqsa::gpu::portable_attention;
 
 cqsa::simt::device volta(uint64_t seed) {
   cqsa::simt::device d;

@@ -91,5 +91,12 @@ TEST_CASE("simt sm70 selected: what is declined, and why") {
   CHECK(probe([](auto& x) { x.precision = CQSA_PRECISION_DEFAULT; }).find("FAST or SPLIT") != std::string::npos);
   CHECK(probe([](auto& x) { x.q.dtype = CQSA_DTYPE_BF16; }).find("bf16") != std::string::npos);
   CHECK(probe([](auto& x) { x.head_dim = 320; }).find("at most 256") != std::string::npos);
-  CHECK(probe([](auto& x) { x.k.dtype = CQSA_DTYPE_F16; }).find("one type") != std::string::npos);
+  CHECK(probe([](auto& x) { x.k.dtype = CQSA_DTYPE_F16; }).find("both one of these") != std::string::npos);
+  // FAST means the matrix unit: bf16 is not handed on to the portable kernels there.
+  cqsa_selected_leaf x = p.with(CQSA_PRECISION_FAST);
+  x.q.dtype = CQSA_DTYPE_BF16;
+  for (const cqsa_selected_impl* impl : {&cqsa::gpu::sm70_selected_impl, &cqsa::gpu::portable_selected}) {
+    CHECK(impl->probe(&x, reason, sizeof reason) == CQSA_ERROR_UNSUPPORTED);
+    CHECK(std::string(reason).find("precision is FAST and q is bf16") == 0);
+  }
 }

@@ -89,7 +89,11 @@ CQSA_DEVICE void store_logits(const sm70_memory<Shape>& mem, const sm70_place& x
           if constexpr (Parts == 2) s.x[n] += c[1][b][kb][i + n];
           s.x[n] = product_f32(s.x[n], scale.x[n]);
         }
-        if (more) s.x[0] += at->x[0], s.x[1] += at->x[1];
+        if (more) {
+          CQSA_SM70_PHASE("more", 0);
+          s.x[0] += at->x[0], s.x[1] += at->x[1];
+        }
+        CQSA_SM70_PHASE("scores", Parts);
         *at = s;
       }
     }
@@ -100,10 +104,12 @@ template <class Shape, int Parts>
 CQSA_DEVICE void multiply_qk(const sm70_memory<Shape>& mem, const sm70_place& x, const sm70_operand<Shape>& q, bool break_chains) {
   sm70_chains<Shape, Parts> c;
   const int key = 8 * x.h + 4 * x.half + x.l;
+  CQSA_SM70_PHASE("scores", Parts);
   clear<Shape, Parts>(c);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     word4x w[2];
+    forget_loads();
 #pragma unroll
     for (int kb = 0; kb < 2; ++kb) w[kb] = read_piece(mem.tile(0) + piece_at<Shape>(CQSA_MUTANT(2) ? (16 * kb + key) ^ 1 : 16 * kb + key, 8 * x.warp + j));
 #pragma unroll
@@ -121,10 +127,13 @@ CQSA_DEVICE void multiply_qk(const sm70_memory<Shape>& mem, const sm70_place& x,
       }
     if (j == 7) store_logits<Shape, Parts>(mem, x, c, 2 * x.warp + break_chains, break_chains);
     if (j == 3 && break_chains) {
+      CQSA_SM70_PHASE("more", 0);
       store_logits<Shape, Parts>(mem, x, c, 2 * x.warp, false);
       clear<Shape, Parts>(c);
     }
+    CQSA_SM70_PHASE("scores", Parts);
   }
+  CQSA_SM70_PHASE("other", 0);
 }
 
 // The power of two by which p is multiplied before it is rounded to f16: with the largest scale of v among the keys of the tile, which
@@ -178,6 +187,7 @@ CQSA_DEVICE void move_sums(float (&o)[Blocks][4][8], float (&c)[Blocks][2][8], i
 // o = o * factor + p v, a warp's channels; 16 channels of a quad pair at a time.
 template <class Shape>
 CQSA_DEVICE void multiply_pv(const attention_params& p, const sm70_memory<Shape>& mem, const sm70_place& x, sm70_sums<Shape>& o) {
+  CQSA_SM70_PHASE("values", Shape::parts);
   const power_pair power = scale_p(p, mem, x);
   float factor[Shape::blocks][2];
 #pragma unroll
@@ -218,6 +228,7 @@ CQSA_DEVICE void multiply_pv(const attention_params& p, const sm70_memory<Shape>
           o[b][2 * j + e][i] = fma_f32(o[b][2 * j + e][i], factor[b][i >> 1 & 1], product_f32(sum, power.down));
         }
   }
+  CQSA_SM70_PHASE("other", 0);
 }
 
 // ------------------------------------------------------------------------------------------------- values that are NaN or Inf
@@ -303,9 +314,9 @@ CQSA_DEVICE void store_rows(const attention_params& p, const sm70_memory<Shape>&
   const block_facts& f = mem.facts();
   each_pair<Shape>(x, [&](int b, int nb, int i, int row, int channel) {
     if (row >= f.rows || channel >= p.head_dim_v) return;
-    const float factor = mem.row_factor()[row], divisor = mem.row_l()[row];
+    const float factor = mem.row_factor()[row];
     const int64_t at = offset_of(p.out, f.batch, mem.row_head()[row], f.q_row + mem.row_query()[row], 0);
-    const float first = o[b][nb][i] * factor / divisor, second = o[b][nb][i + 1] * factor / divisor;
+    const float first = o[b][nb][i] * factor, second = o[b][nb][i + 1] * factor;
     if (p.out.quads) {
       store_pair(p.out, at + channel, first, second);
       return;
@@ -375,8 +386,8 @@ template <bool Selected, class Shape> CQSA_DEVICE void sm70_attention(const sm70
 #pragma unroll
       for (int i = 0; i < 8; ++i) o[b][nb][i] = 0.0f;
   if (p.flags & flag_state_in) exchange_state<Shape, false>(p, mem, first, o);
-  sm70_stage<Shape> stage;
   if (mem.facts_of(0).valid) {
+    sm70_stage<Shape> stage;
     load_tile<0>(p, mem, first.t, stage);
     store_tile<0>(p, mem, first.t, stage);
   }
@@ -386,19 +397,23 @@ template <bool Selected, class Shape> CQSA_DEVICE void sm70_attention(const sm70
   for (int turn = 0; mem.facts_of(turn).valid; turn ^= 1) {
     sm70_tile &tile = mem.facts_of(turn), &next = mem.facts_of(turn ^ 1);
     sm70_place x = sm70_place::of<Shape>(thread_index());
-    load_tile<1>(p, mem, x.t, stage);
+    sm70_stage<Shape> values, keys;
+    load_tile<1>(p, mem, x.t, values);
     if (x.t == 0) next_tile<Selected>(params, mem, next);
     if (active) {
-      if (Shape::parts == 1 || p.q.kind == kind_f16) multiply_qk<Shape, 1>(mem, x, q, p.kv_group == 32);
-      else multiply_qk<Shape, Shape::parts>(mem, x, q, p.kv_group == 32);
+      const bool break_chains = p.kv_group == 32 && !CQSA_MUTANT(9);
+      if (Shape::parts == 1 || p.q.kind == kind_f16) multiply_qk<Shape, 1>(mem, x, q, break_chains);
+      else multiply_qk<Shape, Shape::parts>(mem, x, q, break_chains);
     }
-    if (store_tile<1>(p, mem, x.t, stage)) atomic_or(&tile.bad, 1);
+    if (store_tile<1>(p, mem, x.t, values)) atomic_or(&tile.bad, 1);
     if (!CQSA_MUTANT(1)) barrier();
     if (x.t < 32 && next.valid) find_keys<Selected>(params, mem, next, x.t);
+    CQSA_SM70_PHASE("softmax", 1);
     if (active) softmax(p, mem, tile, x.team, x.t % (32 * Shape::warps));
+    CQSA_SM70_PHASE("other", 0);
     barrier();
     x = sm70_place::of<Shape>(thread_index());
-    if (next.valid) load_tile<0>(p, mem, x.t, stage);
+    if (next.valid) load_tile<0>(p, mem, x.t, keys);
     if (tile.bad) {
       hide_bad_values(mem, x.t);
       barrier();
@@ -408,7 +423,7 @@ template <bool Selected, class Shape> CQSA_DEVICE void sm70_attention(const sm70
       if (tile.bad) add_bad_values(mem, x, o);
     }
     if (tile.bad) barrier();  // k takes its place again
-    if (next.valid) store_tile<0>(p, mem, x.t, stage);
+    if (next.valid) store_tile<0>(p, mem, x.t, keys);
     barrier();
   }
   finish(p, mem, sm70_place::of<Shape>(thread_index()), o);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention_memory.cuh"
+#include "backends/gpu/row_end.cuh"
 
 namespace cqsa::gpu {
 
@@ -65,7 +66,7 @@ CQSA_DEVICE void softmax(const attention_params& p, const sm70_memory<Shape>& me
   for (int row = t >> 3; row < Shape::team_rows; row += 4 * Shape::warps) {
     float4x s = *reinterpret_cast<const float4x*>(logits_at(mem, slab, row, quad));
 #pragma unroll
-    for (int w = 1; w < Shape::warps; ++w) {
+    for (int w = 1; w < Shape::warps - CQSA_MUTANT(7); ++w) {
       const float4x more = *reinterpret_cast<const float4x*>(logits_at(mem, slab + w, row, quad));
 #pragma unroll
       for (int j = 0; j < 4; ++j) s.x[j] += more.x[j];
@@ -88,32 +89,13 @@ CQSA_DEVICE int64_t sm70_state_index(const attention_params& p, const block_fact
   return (f.batch * p.num_heads + h) * p.state_rows + f.state_row + query;
 }
 
-// One thread per row: turns (m, l) into the factor and the divisor of its sums, and writes its lse.
+// One thread per row: turns (m, l) into the factor of its sums, and writes its lse.
 template <class Shape> CQSA_DEVICE void close_row(const attention_params& p, const sm70_memory<Shape>& mem, int row) {
   const block_facts& f = mem.facts();
   const int64_t h = mem.row_head()[row];
-  const float m = mem.row_m()[row];
-  double top = m, sum = mem.row_l()[row], factor = 1.0;
-  const double none = -double(infinity());
-  const bool empty = sum == 0.0 && m == -infinity();
-  if (empty) factor = 0.0;
-  if (p.sinks.data) {
-    const double sink = load_element(p.sinks.data, kind_f32, h * p.sinks.stride[1]);
-    if (empty) {
-      top = sink;
-      sum = 1.0;
-    } else if (sink != none) {
-      top = sink > top ? sink : top;
-      factor = exp_f64(double(m) - top);
-      sum = sum * factor + exp_f64(sink - top);
-    }
-  }
-  const bool nothing = top == none && !(sum != sum);
-  if (p.lse.data)
-    store_u32(p.lse.data + 4 * offset_of(p.lse, f.batch, h, f.q_row + mem.row_query()[row], 0),
-              bits_of(nothing ? -infinity() : float(top + log_f64(sum))));
-  mem.row_factor()[row] = float(factor);
-  mem.row_l()[row] = empty || nothing ? 1.0f : float(sum);
+  const row_end end = end_row(mem.row_m()[row], mem.row_l()[row], sink_of(p.sinks, h));
+  if (p.lse.data) store_u32(p.lse.data + 4 * offset_of(p.lse, f.batch, h, f.q_row + mem.row_query()[row], 0), bits_of(end.lse));
+  mem.row_factor()[row] = end.factor / end.divisor;
 }
 
 }  // namespace cqsa::gpu

@@ -8,6 +8,7 @@ namespace cqsa::gpu {
 
 #if defined(CQSA_SIMT)
 CQSA_DEVICE void forget_loads() {}
+#define CQSA_SM70_PHASE(name, parts)
 CQSA_DEVICE int unknown(int x) { return x; }
 // Byte n of the result is the byte of b:a (a below) that digit n of `selector` names.
 CQSA_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) {
@@ -24,6 +25,8 @@ CQSA_DEVICE uint32_t subtract_halves(uint32_t a, uint32_t b) {
 #else
 // What was read from memory before is read again after: registers are dearer than loads from shared memory.
 CQSA_DEVICE void forget_loads() { asm volatile("" ::: "memory"); }
+// A comment in the PTX, by which tools/sm70_counts.py knows what belongs to what.
+#define CQSA_SM70_PHASE(name, parts) asm volatile("// phase " name " %0" ::"n"(parts))
 // x, of which the compiler does not know that it is the same every time: what is computed from it inside a loop stays there. Dozens of
 // addresses would otherwise wait in registers for the whole kernel, to save two instructions each.
 CQSA_DEVICE int unknown(int x) {

@@ -6,6 +6,7 @@
 #include "attention_params.h"
 #include "backends/cuda/tuned.h"
 #include "backends/gpu/attention_fill.h"
+#include "backends/gpu/selected_fill.h"
 #include "sm70_leaf.h"
 
 namespace cqsa::gpu {
@@ -15,13 +16,10 @@ constexpr int64_t most_ids = int64_t(1) << 31;    // ids are int32: whatever is 
 constexpr int64_t no_limit = int64_t(1) << 60;
 
 const char* why_not(const cqsa_selected_leaf& leaf) {
+  if (const char* text = why_no_gpu(leaf)) return text;
   if (const char* text = why_no_sm70(leaf.chip.tier, leaf.precision, leaf.q.dtype, leaf.k.dtype, leaf.v.dtype, leaf.head_dim, leaf.head_dim_v))
     return text;
-  if (leaf.k.dtype != leaf.v.dtype) return "k and v must have one type";
-  if (!is_float(leaf.out.dtype)) return "out must be f32, f16 or bf16";
-  if (leaf.head_dim < 1 || leaf.head_dim_v < 1) return "head_dim and head_dim_v are 1..256";
-  if (leaf.k.dtype == CQSA_DTYPE_I8 && (leaf.kv_group < 32 || leaf.kv_group % 32 || leaf.kv_group > 1024)) return "kv_group is 32, 64 or 128";
-  return leaf.num_heads > INT32_MAX ? "num_heads is below 2^31" : nullptr;
+  return leaf.k.dtype == CQSA_DTYPE_I8 && leaf.kv_group % 32 ? "kv_group is a multiple of 32" : nullptr;
 }
 
 cqsa_status probe(const cqsa_selected_leaf* leaf, char* reason, uint64_t size) {

@@ -10,9 +10,6 @@
 
 namespace cqsa::gpu {
 
-// Byte i of the result is byte (selector >> 4 i & 7) of b:a, a's bytes being 0 to 3.
-CQSA_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
-
 CQSA_DEVICE uint32_t subtract_f16x2(uint32_t a, uint32_t b) {
   __half2 x, y;
   memcpy(&x, &a, 4);
