@@ -291,10 +291,9 @@ CQSA_DEVICE void multiply_pv_codes(const decode_params& p, const block_memory<V>
         }
       }
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        mma<kind_bf16>(w.o[2 * (step + i) + n], a.high, b[n][0], b[n][1]);
-        mma<kind_bf16>(w.o[2 * (step + i) + n], a.low, b[n][0], b[n][1]);
-      }
+      for (int n = 0; n < 2; ++n) mma<kind_bf16>(w.o[2 * (step + i) + n], a.high, b[n][0], b[n][1]);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) mma<kind_bf16>(w.o[2 * (step + i) + n], a.low, b[n][0], b[n][1]);
     }
   }
 }
