@@ -113,8 +113,15 @@ template <class S, int Which> CQSA_DEVICE void copy_rows(const selected_params& 
   const auto to = [&](int row) { return mem.tile(Which) + row * S::pitch + 16 * (c ^ (Which ? value_exchange(row) : key_exchange(row))); };
   if (view.quads && there == uint32_t((uint64_t(1) << S::cells) - 1) && dim == S::d) {  // mostly: nothing to ask
     const char* from = view.data + 16 * c;
+    constexpr int batch = steps < 8 ? steps : 8;  // places are read ahead of the copies, which no compiler moves a read across
 #pragma unroll
-    for (int i = 0; i < steps; ++i) cp_async_16(to(i * rows_at_once + row0), from + mem.place(Which)[i * rows_at_once + row0]);
+    for (int first = 0; first < steps; first += batch) {
+      int64_t at[batch];
+#pragma unroll
+      for (int i = 0; i < batch; ++i) at[i] = mem.place(Which)[(first + i) * rows_at_once + row0];
+#pragma unroll
+      for (int i = 0; i < batch; ++i) cp_async_16(to((first + i) * rows_at_once + row0), from + at[i]);
+    }
     return;
   }
   const int left = dim * S::bytes - 16 * c, most = left < 0 ? 0 : left < 16 ? left : 16;
