@@ -2,6 +2,8 @@
 // Streaming from host memory on a device: transfers alone, with leaves that do nothing (libcqsa_nop.so), against the link; then a
 // long sequence within a small budget against the same work on resident operands.
 //   bench_streaming [--backend cuda] [--path FOLDER] [--threads N] [--tokens N] [--budget MiB] [--keys MiB] [--file FOLDER] [--only 1|2]
+//                   [--precision 0..3] [--whole 0|1]
+// --precision 3 is the portable kernel where there are matrix units; --whole 1 runs all queries instead of the first 5 % of the work.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -29,7 +31,7 @@ double seconds_since(clock_type::time_point start) { return std::chrono::duratio
 
 struct options {
   std::string backend = "cuda", path, folder = "/tmp";
-  int threads = 0, only = 0;
+  int threads = 0, only = 0, precision = 0, whole = 0;
   int64_t tokens = 1 << 20, budget = int64_t{512} << 20, keys = int64_t{2048} << 20;
 } opt;
 
@@ -304,6 +306,7 @@ double resident_rate(cqsa_context* context, const memory& from_q, const memory& 
   args.q = &tq.view, args.k = &tk.view, args.v = &tv.view, args.out = &to_.view;
   cqsa_attention_params p = CQSA_ATTENTION_PARAMS_INIT;
   p.causal = CQSA_CAUSAL_TOP_LEFT;
+  p.precision = opt.precision;
   double best = 0;
   for (int i = 0; i < 3; ++i) {
     void* stream = nullptr;
@@ -351,6 +354,7 @@ void long_sequence(cqsa_context* context, place where, double& resident) {
   must(cqsa_attention_params_of(context, &args, &p), "params");
   if (where == place::file) p.memory_q = p.memory_kv = p.memory_out = CQSA_MEMORY_MAPPED;
   p.causal = CQSA_CAUSAL_TOP_LEFT;
+  p.precision = opt.precision;
   p.max_device_bytes = static_cast<uint64_t>(opt.budget);
   const auto planned_for = [&](cqsa_plan*& plan) {
     must(cqsa_attention_plan_create(context, &p, &plan), "plan");
@@ -364,7 +368,7 @@ void long_sequence(cqsa_context* context, place where, double& resident) {
   cqsa_plan_destroy(whole);
   p.tile_q = planned.tile_q;
   p.tile_k = planned.tile_k;
-  const int64_t rows = p.seqlen_q = tq.shape[2] = to.shape[2] = first_rows(planned.tile_q);
+  const int64_t rows = p.seqlen_q = tq.shape[2] = to.shape[2] = opt.whole ? opt.tokens : first_rows(planned.tile_q);
   int64_t strides[4] = {heads * opt.tokens * dim, opt.tokens * dim, dim, 1};
   tq.view.strides = to.view.strides = strides;
   planned = planned_for(plan);
@@ -407,6 +411,8 @@ void read_options(int argc, char** argv) {
     else if (name == "--budget") opt.budget = std::atoll(value.c_str()) << 20;
     else if (name == "--keys") opt.keys = std::atoll(value.c_str()) << 20;
     else if (name == "--only") opt.only = std::atoi(value.c_str());
+    else if (name == "--precision") opt.precision = std::atoi(value.c_str());
+    else if (name == "--whole") opt.whole = std::atoi(value.c_str());
     else stop("unknown option " + name);
   }
   Dl_info self{};
@@ -433,7 +439,7 @@ int main(int argc, char** argv) {
   }
   if (opt.only != 1) {
     cqsa_context* context = context_of(opt.backend.c_str());
-    std::printf("2. %lld tokens, 8 heads, head_dim 64, f16, causal, the first 5 %%\n", static_cast<long long>(opt.tokens));
+    std::printf("2. %lld tokens, 8 heads, head_dim 64, f16, causal%s\n", static_cast<long long>(opt.tokens), opt.whole ? "" : ", the first 5 %");
     double resident = 0;
     warm_up(context);
     char machine[2048] = "";

@@ -35,6 +35,7 @@ bool is_exact_bf16(cqsa_dtype t) {
 
 // What the products of pairs of bf16 ask for beyond the rest.
 cqsa_status probe_pairs(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) {
+  if (leaf->precision > CQSA_PRECISION_FAST) return decline(reason, size, "probabilities are rounded to bf16 here, and more precision was asked for");
   if (leaf->q.dtype != CQSA_DTYPE_BF16) return decline(reason, size, "q must be bf16: f32 and f16 are not narrowed");
   if (!is_exact_bf16(leaf->k.dtype) || !is_exact_bf16(leaf->v.dtype))
     return decline(reason, size, "k and v must be bf16, int8, e4m3fn or e5m2: f32 and f16 are not narrowed");

@@ -99,7 +99,7 @@ CQSA_DEVICE float reciprocal_f32(float x) {
 }
 CQSA_DEVICE float exp2_f32(float x) {
   float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 #endif

@@ -70,10 +70,11 @@ def test_every_function_is_declared_with_as_many_arguments():
 
 def test_constants(of_header):
     for name in dir(_ffi):
-        if re.match(r"(DTYPE|DEVICE|ATTENTION)_|ABI_VERSION", name):
+        if re.match(r"(DTYPE|DEVICE|ATTENTION|SELECTED)_|ABI_VERSION", name):
             assert (name, getattr(_ffi, name)) == (name, of_header["CQSA_" + name])
     for names, prefix in ((_ffi.BACKEND_STATES, "CQSA_BACKEND_"), (_ffi.SCHEDULES, "CQSA_SCHEDULE_"),
-                          (_ffi.MEMORIES, "CQSA_MEMORY_"), (_ffi.CAUSAL, "CQSA_CAUSAL_")):
+                          (_ffi.MEMORIES, "CQSA_MEMORY_"), (_ffi.CAUSAL, "CQSA_CAUSAL_"),
+                          (_ffi.PRECISIONS, "CQSA_PRECISION_")):
         wanted = {prefix + name.upper(): value for value, name in enumerate(names)}
         assert wanted == {name: value for name, value in of_header.items() if name.startswith(prefix)}
 

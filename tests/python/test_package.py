@@ -121,6 +121,9 @@ def test_surface():
         "pinned_memory_limit", "backend", "schedule", "cqs", "deterministic", "batch_invariant", "dtype", "out", "return_lse",
         "return_info", "progress", "stream"]
     assert list(inspect.signature(cqsa.attention_merge).parameters) == ["out_a", "lse_a", "out_b", "lse_b"]
+    assert list(inspect.signature(cqsa.attention_selected).parameters) == [
+        "q", "k", "v", "page_table", "cells", "counts", "softmax_scale", "precision", "k_scale", "v_scale", "kv_group", "check", "dtype",
+        "out", "return_lse", "backend", "stream"]
     assert list(inspect.signature(cqsa.kv_append).parameters) == [
         "x", "pool", "page_table", "cells", "scale", "format", "kv_group", "dtype", "backend", "stream"]
     assert list(inspect.signature(cqsa.kv_gather).parameters) == [

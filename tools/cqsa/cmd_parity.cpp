@@ -16,6 +16,7 @@
 #include "machine.h"
 #include "mapped_file.h"
 #include "options.h"
+#include "selected_parity.h"
 #include "trial.h"
 
 namespace tool {
@@ -29,6 +30,9 @@ struct parity_options {
   uint64_t seed = 1;
   int32_t threads = 0;
   bool list = false, speed = false, json = false, quiet = false;
+  // attention-selected
+  int64_t context = 0, queries = 0, samples = 0;
+  std::string kv;
 };
 
 std::vector<problem_line> read_problems(const parity_options& options) {
@@ -157,8 +161,34 @@ void run_problem(cqsa_context* context, const problem_line& line, const parity_o
   if (!ran && trials->computes_f64()) output.add(failed(line, "the backend has no schedule for this problem"));
 }
 
+// An option that the operation does not have is refused, never dropped.
+void refuse(bool given, const char* option, const std::string& op) {
+  if (given) throw std::runtime_error(fmt::format("{} is nothing that --op {} has", option, op));
+}
+
+int run_selected(const parity_options& options) {
+  refuse(!options.problems.empty(), "--problems", options.op);
+  refuse(!options.lines.empty(), "--problem", options.op);
+  refuse(!options.memory.empty(), "--memory", options.op);
+  refuse(options.list, "--list", options.op);
+  selected_options selected;
+  if (options.context != 0) selected.contexts = {options.context};
+  selected.queries = options.queries;
+  if (options.samples != 0) selected.samples = options.samples;
+  if (!options.kv.empty()) selected.kv = options.kv;
+  selected.backend = options.backend, selected.report = options.report;
+  selected.seed = options.seed, selected.threads = options.threads;
+  selected.json = options.json, selected.quiet = options.quiet;
+  return run_selected_parity(selected);
+}
+
 int run_parity(const parity_options& options) {
-  if (options.op != "attention") throw std::runtime_error(fmt::format("--op \"{}\": attention is wanted", options.op));
+  if (options.op == "attention-selected") return run_selected(options);
+  if (options.op != "attention") throw std::runtime_error(fmt::format("--op \"{}\": attention or attention-selected is wanted", options.op));
+  refuse(options.context != 0, "a context", options.op);
+  refuse(options.queries != 0, "--queries", options.op);
+  refuse(options.samples != 0, "--samples", options.op);
+  refuse(!options.kv.empty(), "--kv", options.op);
   const std::vector<problem_line> lines = completed(read_problems(options), options);
   if (options.list) {
     list_runs(lines);
@@ -176,7 +206,11 @@ int run_parity(const parity_options& options) {
 void add_parity(CLI::App& app, int& status) {
   const auto options = std::make_shared<parity_options>();
   CLI::App& command = *app.add_subcommand("parity", "Compare the library with fp64 on files of problems, and time it");
-  command.add_option("--op", options->op, "the operation: attention (default)")->type_name("NAME");
+  command.add_option("--op", options->op, "the operation: attention (default), attention-selected")->type_name("NAME");
+  command.add_option("context", options->context, "attention-selected: cells of the context; default: 1500, 2100, 8192, 32768, 131072")->check(CLI::PositiveNumber);
+  command.add_option("queries,--queries", options->queries, "attention-selected: how many queries; default: 2048, on the CPU 256")->check(CLI::PositiveNumber);
+  command.add_option("--samples", options->samples, "attention-selected: queries that are compared with fp64; default: 16")->check(CLI::PositiveNumber);
+  command.add_option("--kv", options->kv, "attention-selected: f16, int8 or f16,int8 (default)")->type_name("LIST");
   command.add_option("--problems", options->problems, "smoke (default), ci, gpu, all, or a file with a problem on each line")->type_name("SET");
   command.add_option("--problem", options->lines, "one problem: 'key=value key=value ..'; may be given again")->type_name("LINE");
   command.add_option("--backend", options->backend, "auto, cpu, cuda, hip or the name of a plugin")->type_name("NAME");

@@ -161,6 +161,11 @@ constexpr key_meaning kKeys[] = {
      }},
     {"window", set_window},
     {"softmax_scale", [](text k, text v, problem_spec& s) { s.params.softmax_scale = real(k, v); }},
+    {"precision",
+     [](text k, text v, problem_spec& s) {
+       s.params.precision = one_of<int32_t>(k, v, {{"default", CQSA_PRECISION_DEFAULT}, {"fast", CQSA_PRECISION_FAST},
+                                                   {"split", CQSA_PRECISION_SPLIT}, {"f32", CQSA_PRECISION_F32}});
+     }},
     {"softcap", [](text k, text v, problem_spec& s) { s.params.softcap = real(k, v); }},
     {"mask", [](text k, text v, problem_spec& s) { s.mask = true, s.mask_broadcast = broadcast_of(k, v); }},
     {"bias", [](text k, text v, problem_spec& s) { s.bias = true, s.bias_broadcast = broadcast_of(k, v); }},

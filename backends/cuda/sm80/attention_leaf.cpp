@@ -56,7 +56,7 @@ const char* why_not_types(const cqsa_attention_leaf& a) {
   if ((a.scale_k != CQSA_SCALE_NONE && is_half(a.k.dtype)) || (a.scale_v != CQSA_SCALE_NONE && is_half(a.v.dtype)))
     return "only 8-bit k and v have scales here";
   const bool grouped = a.scale_k == CQSA_SCALE_GROUP || a.scale_v == CQSA_SCALE_GROUP;
-  if (grouped && a.kv_group % 8 != 0) return "kv_group is a multiple of 8";
+  if (grouped && a.kv_group % 16 != 0) return "kv_group is a multiple of 16";
   if (a.precision != CQSA_PRECISION_DEFAULT && a.precision != CQSA_PRECISION_FAST) return "p is rounded to 16 bits here";
   return nullptr;
 }

@@ -26,13 +26,12 @@ CQSA_DEVICE tile_window tile_of(const range_window& w, int first, int tile_keys)
   const int left = w.end - first;
   return {left < tile_keys ? left : tile_keys, w.lo - first, w.hi - first};
 }
-// Whether some pair of the tile is hidden; whether some is whose key is there.
+// Whether a key of the tile is hidden from some query.
 CQSA_DEVICE bool is_partly_hidden(const tile_window& w, int queries) { return w.hi < w.keys || w.lo + queries - 1 > 0; }
-CQSA_DEVICE bool is_ragged(const tile_window& w, int queries, int tile_keys) { return w.keys < tile_keys || is_partly_hidden(w, queries); }
 
 // Calls f(logit, row of the tile, key of the tile, whether hidden by position) for each of a lane's logits.
 template <class S, class F> CQSA_DEVICE void for_each_logit(const tile_memory<S>& mem, const tile_window& w, int warp, const F& f) {
-  const int lane = thread_index() % 32;
+  const int lane = thread_now() % 32;
 #pragma unroll
   for (int mt = 0; mt < S::m_tiles; ++mt)
 #pragma unroll
@@ -60,7 +59,7 @@ template <class S> CQSA_DEVICE void hide_logits(const tile_memory<S>& mem, const
 template <class S> CQSA_DEVICE void load_addend(const attention_params& p, const tile_memory<S>& mem, const tile_window& w, int64_t tile_col) {
   const block_facts& f = mem.facts();
 #pragma unroll 1
-  for (int n = thread_index(); n < S::rows * S::keys; n += S::threads) {
+  for (int n = thread_now(); n < S::rows * S::keys; n += S::threads) {
     const int row = n / S::keys, key = n % S::keys;
     if (row >= f.rows || key >= w.keys) continue;
     const int64_t h = mem.row_head()[row], at = f.mask_row + mem.row_query()[row];
@@ -115,7 +114,7 @@ CQSA_DEVICE void fix_logits(const attention_params& p, const tile_memory<S>& mem
 template <class S, int Kind>
 CQSA_DEVICE void multiply_pv_scaled(const float* scale, const unsigned char* values, logit_tile<S>& x, row_sums<S>& sums) {
   static_assert(S::m_tiles == 1, "general kernels");
-  const int column = thread_index() % 4 * 2;
+  const int column = thread_now() % 4 * 2;
   float most[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int nt = 0; nt < S::keys / 8; ++nt)
@@ -139,7 +138,7 @@ CQSA_DEVICE void multiply_pv_scaled(const float* scale, const unsigned char* val
     for (int i = 0; i < 4; ++i) x.s[0][nt][i] *= inverse[i / 2];
 #pragma unroll
   for (int step = 0; step < S::keys / 16; ++step) fragment_of<S, Kind>(x, 0, step, a[step]);
-  const matrix_place<S::dv, true> place(values, 0);
+  const matrix_place<S::dv, true> place(values, 0, thread_now());
 #pragma unroll
   for (int pair = 0; pair < S::dv / 16; ++pair) {
     float part[2][4] = {};
@@ -170,7 +169,7 @@ template <int Kind> CQSA_DEVICE bool is_wild(uint32_t two) {
 template <class S, int Kind> CQSA_DEVICE bool has_wild_values(const unsigned char* values) {
   bool found = false;
 #pragma unroll 2
-  for (int n = thread_index(); n < S::v_bytes / 16; n += S::threads) {
+  for (int n = thread_now(); n < S::v_bytes / 16; n += S::threads) {
     const word4x w = *reinterpret_cast<const word4x*>(values + 16 * n);
     for (uint32_t two : w.x) found = found || is_wild<Kind>(two);
   }
@@ -180,44 +179,39 @@ template <class S, int Kind> CQSA_DEVICE bool has_wild_values(const unsigned cha
 template <class S, int Kind> CQSA_DEVICE void zero_wild_values(unsigned char* values) {
   constexpr uint32_t half_mask = exponent_mask<Kind> & 0xffffu;
 #pragma unroll 1
-  for (int n = thread_index(); n < S::v_bytes / 4; n += S::threads) {
+  for (int n = thread_now(); n < S::v_bytes / 4; n += S::threads) {
     uint32_t& two = reinterpret_cast<uint32_t*>(values)[n];
     if ((two & half_mask) == half_mask) two &= 0xffff0000u;
     if ((two >> 16 & half_mask) == half_mask) two &= 0x0000ffffu;
   }
 }
 
-// Wild values as numbers that can be counted: +Inf 1, -Inf 2^7, NaN 2^14, others 0. A tile has at most 64 of each.
+// Wild values as numbers that can be counted: +Inf 1, -Inf 2^8, NaN 2^15, others 0. A tile has at most 128 of each.
 template <int Kind> CQSA_DEVICE uint32_t count_code(uint32_t half) {
   constexpr uint32_t inf = exponent_mask<Kind> & 0xffffu;
   const uint32_t magnitude = half & 0x7fffu;
   if (magnitude < inf) return 0;
-  if (magnitude > inf) return Kind == kind_f16 ? 0x7400u : 0x4680u;
-  if (half & 0x8000u) return Kind == kind_f16 ? 0x5800u : 0x4300u;
+  if (magnitude > inf) return Kind == kind_f16 ? 0x7800u : 0x4700u;
+  if (half & 0x8000u) return Kind == kind_f16 ? 0x5c00u : 0x4380u;
   return Kind == kind_f16 ? 0x3c00u : 0x3f80u;
 }
 template <int Kind> CQSA_DEVICE uint32_t count_codes(uint32_t two) { return count_code<Kind>(two & 0xffffu) | count_code<Kind>(two >> 16) << 16; }
 
 CQSA_DEVICE float sum_of_wild(float count) {
   const int n = int(count);
-  const bool plus = (n & 0x7f) != 0, minus = (n >> 7 & 0x7f) != 0;
-  if (n >= 1 << 14 || (plus && minus)) return float_of(0x7fc00000u);
+  const bool plus = (n & 0xff) != 0, minus = (n >> 8 & 0x7f) != 0;
+  if (n >= 1 << 15 || (plus && minus)) return float_of(0x7fc00000u);
   return plus ? infinity() : minus ? -infinity() : 0.0f;
 }
 
-// Which of a lane's pairs are visible: bit 4 nt + i for logit [nt][i].
-template <class S> struct visible_pairs {
-  uint32_t bits[S::m_tiles];
-};
-template <class S> CQSA_DEVICE visible_pairs<S> find_visible(const tile_memory<S>& mem, const tile_window& w, int warp, const logit_tile<S>& x) {
-  visible_pairs<S> out;
-#pragma unroll
-  for (int mt = 0; mt < S::m_tiles; ++mt) out.bits[mt] = 0;
+// Which of a lane's pairs of row tile `tile` are visible: bit 4 nt + i for logit [nt][i].
+template <class S> CQSA_DEVICE uint64_t find_visible(const tile_memory<S>& mem, const tile_window& w, int warp, int tile, const logit_tile<S>& x) {
+  uint64_t bits = 0;
   for_each_logit<S>(mem, w, warp, [&](int mt, int nt, int i, int, int, bool hidden) {
     const bool gone = S::general ? bits_of(x.s[mt][nt][i]) == 0x80000000u : hidden;  // softmax marks them there
-    out.bits[mt] |= uint32_t(gone ? 0 : 1) << (4 * nt + i);
+    if (mt == tile) bits |= uint64_t(gone ? 0 : 1) << (4 * nt + i);
   });
-  return out;
+  return bits;
 }
 template <int Kind> CQSA_DEVICE void visible_fragment(uint32_t bits, uint32_t (&a)[4]) {
   constexpr uint32_t one = Kind == kind_f16 ? 0x3c00u : 0x3f80u;
@@ -225,39 +219,51 @@ template <int Kind> CQSA_DEVICE void visible_fragment(uint32_t bits, uint32_t (&
   for (int i = 0; i < 4; ++i) a[i] = (bits >> 2 * i & 1u) * one | (bits >> (2 * i + 1) & 1u) * (one << 16);
 }
 
-// Adds to o what wild values make of it in the rows that see them. A second product counts them; it is slow and small, since
-// nobody waits for it.
-template <class S, int Kind> CQSA_DEVICE void add_wild_values(const unsigned char* values, const visible_pairs<S>& visible, row_sums<S>& sums) {
-  const matrix_place<S::dv, true> place(values, 0);
+// Adds to o what wild values make of it in the rows of tile mt that see them. A second product counts them; it is slow and small,
+// since nobody waits for it.
+template <class S, int Kind> CQSA_DEVICE void add_wild_values(const unsigned char* values, uint64_t visible, int mt, row_sums<S>& sums) {
+  const matrix_place<S::dv, true> place(values, 0, thread_now());
 #pragma unroll 1
   for (int pair = 0; pair < S::dv / 16; ++pair) {
-    float count[S::m_tiles][2][4] = {};
+    float count[2][4] = {};
 #pragma unroll 1
     for (int step = 0; step < S::keys / 16; ++step) {
-      uint32_t b[4];
+      uint32_t a[4], b[4];
       ldmatrix_x4_trans(b, place.at(step, pair));
 #pragma unroll
       for (int i = 0; i < 4; ++i) b[i] = count_codes<Kind>(b[i]);
-#pragma unroll
-      for (int mt = 0; mt < S::m_tiles; ++mt) {
-        uint32_t a[4];
-        visible_fragment<Kind>(visible.bits[mt] >> 8 * step, a);
-        mma<Kind>(count[mt][0], a, b[0], b[1]);
-        mma<Kind>(count[mt][1], a, b[2], b[3]);
-      }
+      visible_fragment<Kind>(uint32_t(visible >> 8 * step), a);
+      mma<Kind>(count[0], a, b[0], b[1]);
+      mma<Kind>(count[1], a, b[2], b[3]);
     }
 #pragma unroll
-    for (int mt = 0; mt < S::m_tiles; ++mt)
+    for (int n = 0; n < 2; ++n)
 #pragma unroll
-      for (int n = 0; n < 2; ++n)
+      for (int i = 0; i < 4; ++i) {
+        const float add = sum_of_wild(count[n][i]);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float add = sum_of_wild(count[mt][n][i]);
-#pragma unroll
-          for (int ct = n; ct < S::dv / 8; ct += 2)
-            if (ct / 2 == pair && add != 0.0f) sums.o[mt][ct][i] += add;
-        }
+        for (int ct = n; ct < S::dv / 8; ct += 2)
+          if (ct / 2 == pair && add != 0.0f) sums.o[mt][ct][i] += add;
+      }
   }
+}
+
+// Whether the tile has wild values under hidden pairs; then what they do is added, and they are made 0. All threads come here.
+template <class S, int Kind>
+CQSA_DEVICE void settle_wild_values(const tile_memory<S>& mem, const tile_window& w, int warp, bool busy, unsigned char* values,
+                                    const logit_tile<S>& x, row_sums<S>& sums) {
+  block_facts& f = mem.facts();
+  if (has_wild_values<S, Kind>(values) && !CQSA_MUTANT(13)) atomic_or(&f.bad[0], 1);
+  barrier();
+  if (!f.bad[0]) return;
+  if (busy) {
+#pragma unroll
+    for (int mt = 0; mt < S::m_tiles; ++mt) add_wild_values<S, Kind>(values, find_visible<S>(mem, w, warp, mt, x), mt, sums);
+  }
+  barrier();
+  zero_wild_values<S, Kind>(values);
+  if (thread_now() == 0) f.bad[0] = 0;
+  barrier();
 }
 
 }  // namespace cqsa::gpu::sm80

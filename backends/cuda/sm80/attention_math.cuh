@@ -14,9 +14,12 @@ constexpr float log2_of_e = 1.4426950408889634f;
 
 template <class S> struct row_sums {
   float o[S::m_tiles][S::dv / 8][4];
-  float m[S::m_tiles][2];  // largest logit so far, natural units
-  float l[S::m_tiles][2];  // sum of p over the lane's own keys
 };
+// The largest logit so far of each row, natural units, is in shared memory, as is l: registers are for the sums. All lanes of a quad
+// write the same to it and each reads what it wrote.
+template <class S> CQSA_DEVICE float& maximum_of(const tile_memory<S>& mem, int warp, int mt, int r) {
+  return mem.row_m()[(warp * S::m_tiles + mt) * 16 + 8 * r + thread_at<6>() % 32 / 4];
+}
 template <class S> struct logit_tile {
   float s[S::m_tiles][S::keys / 8][4];
 };
@@ -38,8 +41,8 @@ template <int D, bool RowsFirst> struct matrix_place {
   static constexpr int mixed_chunks = D % 64 == 0 ? 8 : 4;  // the XOR stays within so many neighbours
   const unsigned char* base;
   int lane_at;
-  CQSA_DEVICE matrix_place(const unsigned char* first_row, int row0) : base(first_row) {
-    const int lane = thread_index() % 32, matrix = lane / 8;
+  CQSA_DEVICE matrix_place(const unsigned char* first_row, int row0, int thread) : base(first_row) {
+    const int lane = thread % 32, matrix = lane / 8;
     const int down = RowsFirst ? matrix & 1 : matrix >> 1, right = RowsFirst ? matrix >> 1 : matrix & 1;
     const int r = row0 + down * 8 + lane % 8;
     lane_at = r * (2 * D) + 16 * (right ^ mix_of<D>(r));
@@ -51,31 +54,43 @@ template <int D, bool RowsFirst> struct matrix_place {
   }
 };
 
-template <class S> CQSA_DEVICE void read_queries(const tile_memory<S>& mem, int step, int warp, uint32_t (&a)[S::m_tiles][4]) {
-  const matrix_place<S::d, true> place(mem.q(), warp * 16 * S::m_tiles);
+// The fragments of q for channels 16 step .. of a warp.
+template <class S> CQSA_DEVICE void read_queries(const tile_memory<S>& mem, int step, int warp, const query_tile<S>& q, uint32_t (&a)[S::m_tiles][4]) {
+  if constexpr (S::q_in_registers) {
 #pragma unroll
-  for (int mt = 0; mt < S::m_tiles; ++mt) ldmatrix_x4(a[mt], place.at(mt, step));
+    for (int n = 0; n < 4 * S::m_tiles; ++n) a[n / 4][n % 4] = q.a[step][n / 4][n % 4];
+  } else {
+    const matrix_place<S::d, true> place(mem.q(), warp * 16 * S::m_tiles, thread_at<0>());
+#pragma unroll
+    for (int mt = 0; mt < S::m_tiles; ++mt) ldmatrix_x4(a[mt], place.at(mt, step));
+  }
+}
+template <class S> CQSA_DEVICE void keep_queries(const tile_memory<S>& mem, int warp, query_tile<S>& q) {
+  const matrix_place<S::d, true> place(mem.q(), warp * 16 * S::m_tiles, thread_at<0>());
+#pragma unroll
+  for (int step = 0; step < S::d / 16; ++step)
+#pragma unroll
+    for (int mt = 0; mt < S::m_tiles; ++mt) ldmatrix_x4(q.a[step][mt], place.at(mt, step));
 }
 
-// s = q k^T.
-template <class S, int Kind>
-CQSA_DEVICE void multiply_qk(const tile_memory<S>& mem, const unsigned char* keys, int warp, const query_tile<S>& q, logit_tile<S>& x) {
-  const matrix_place<S::d, false> place(keys, 0);
+template <class S> CQSA_DEVICE void clear_logits(logit_tile<S>& x) {
 #pragma unroll
   for (int mt = 0; mt < S::m_tiles; ++mt)
 #pragma unroll
     for (int nt = 0; nt < S::keys / 8; ++nt)
 #pragma unroll
       for (int i = 0; i < 4; ++i) x.s[mt][nt][i] = 0.0f;
+}
+
+// s = q k^T.
+template <class S, int Kind>
+CQSA_DEVICE void multiply_qk(const tile_memory<S>& mem, const unsigned char* keys, int warp, const query_tile<S>& q, logit_tile<S>& x) {
+  const matrix_place<S::d, false> place(keys, 0, thread_at<1>());
+  clear_logits<S>(x);
 #pragma unroll
   for (int step = 0; step < S::d / 16; ++step) {
     uint32_t a[S::m_tiles][4];
-    if constexpr (!S::q_in_registers) {
-      read_queries<S>(mem, step, warp, a);
-    } else {
-#pragma unroll
-      for (int n = 0; n < 4 * S::m_tiles; ++n) a[n / 4][n % 4] = q.a[step][n / 4][n % 4];
-    }
+    read_queries<S>(mem, step, warp, q, a);
 #pragma unroll
     for (int pair = 0; pair < S::keys / 16; ++pair) {
       uint32_t b[4];
@@ -100,7 +115,7 @@ template <class S, int Kind> CQSA_DEVICE void fragment_of(const logit_tile<S>& x
 
 // o += p v.
 template <class S, int Kind> CQSA_DEVICE void multiply_pv(const unsigned char* values, const logit_tile<S>& x, row_sums<S>& sums) {
-  const matrix_place<S::dv, true> place(values, 0);
+  const matrix_place<S::dv, true> place(values, 0, thread_at<2>());
 #pragma unroll
   for (int step = 0; step < S::keys / 16; ++step) {
     uint32_t a[S::m_tiles][4];
@@ -128,44 +143,51 @@ CQSA_DEVICE float quad_sum(float x) {
   return x + shuffle_xor<32>(x, 2);
 }
 
-// From logits to p; m, l and o follow. The logits are x.s * scale; scale2 is scale * log2 e. Where Mark, the p of a pair that is
-// hidden is -0, by which others know it.
-template <class S, bool Mark> CQSA_DEVICE void softmax(float scale, float scale2, logit_tile<S>& x, row_sums<S>& sums) {
-  constexpr int tiles = S::keys / 8;
-  float factor[S::m_tiles][2], change = 0.0f;
+// The largest of a lane's logits in a row: r 0 or 1 of tile mt.
+template <class S> CQSA_DEVICE float largest_logit(const logit_tile<S>& x, int mt, int r) {
+  float top = max_f32(x.s[mt][0][2 * r], x.s[mt][0][2 * r + 1]);
 #pragma unroll
-  for (int mt = 0; mt < S::m_tiles; ++mt)
+  for (int nt = 1; nt < S::keys / 8; ++nt) top = max_f32(top, max_f32(x.s[mt][nt][2 * r], x.s[mt][nt][2 * r + 1]));
+  return top;
+}
+
+// The reference of a row's exponents in powers of two. A row that has seen no key yet: any finite one does, since every p is
+// 2^-inf = 0.
+CQSA_DEVICE float reference_of(float m) { return product_f32(m == -infinity() ? 0.0f : m, log2_of_e); }
+
+// What a warp's sums are multiplied with when their maxima move.
+template <class S> struct row_factors {
+  float of[S::m_tiles][2];
+};
+
+template <class S> struct row_references {
+  float of[S::m_tiles][2];
+};
+
+// Brings row r of tile mt to a maximum of at least `top`, which the quad's lanes have in parts, natural units. m: the row's.
+template <class S> CQSA_DEVICE void raise_maximum(float top, int mt, int r, float& m, row_references<S>& to, row_factors<S>& factors) {
+  const float old = m;  // before the lanes meet: none of them has written yet
+  const float now = max_f32(old, quad_max(top));
+  to.of[mt][r] = reference_of(now);
+  factors.of[mt][r] = exp2_f32(product_f32(old, log2_of_e) - to.of[mt][r]);
+  m = now;
+}
+
+// Products with 1 are left out: no bit depends on it. Factors are at most 1, so that their distances from it do not cancel.
+template <class S> CQSA_DEVICE void scale_sums(const tile_memory<S>& mem, const row_factors<S>& factors, row_sums<S>& sums) {
+  float change = 0.0f;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float top = max_f32(x.s[mt][0][2 * r], x.s[mt][0][2 * r + 1]);
-#pragma unroll
-      for (int nt = 1; nt < tiles; ++nt) top = max_f32(top, max_f32(x.s[mt][nt][2 * r], x.s[mt][nt][2 * r + 1]));
-      const float old = sums.m[mt][r];
-      const float now = max_f32(old, quad_max(top) * scale);
-      // A row that has seen no key yet: any finite reference does, since every p is 2^-inf = 0.
-      const float ref2 = product_f32(now == -infinity() ? 0.0f : now, log2_of_e);
-      factor[mt][r] = exp2_f32(product_f32(old, log2_of_e) - ref2);
-      change += factor[mt][r] - 1.0f;
-      sums.m[mt][r] = now;
-      float sum = 0.0f;
-#pragma unroll
-      for (int nt = 0; nt < tiles; ++nt)
-#pragma unroll
-        for (int i = 2 * r; i < 2 * r + 2; ++i) {
-          const float e = exp2_f32(fma_f32(x.s[mt][nt][i], scale2, -ref2));
-          sum += e;
-          x.s[mt][nt][i] = Mark && x.s[mt][nt][i] == -infinity() ? -0.0f : e;
-        }
-      sums.l[mt][r] = fma_f32(sums.l[mt][r], factor[mt][r], sum);
-    }
-  // Products with 1 are left out: no bit depends on it. The factors are at most 1, so that their differences do not cancel.
+  for (int n = 0; n < 2 * S::m_tiles; ++n) change += factors.of[n / 2][n % 2] - 1.0f;
   if (ballot<32>(change != 0.0f) == 0) return;
 #pragma unroll
-  for (int mt = 0; mt < S::m_tiles; ++mt)
+  for (int mt = 0; mt < S::m_tiles; ++mt) {
+    float2x& l = mem.lane_l(mt);
+    l = {{l.x[0] * factors.of[mt][0], l.x[1] * factors.of[mt][1]}};
 #pragma unroll
     for (int ct = 0; ct < S::dv / 8; ++ct)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums.o[mt][ct][i] *= factor[mt][i / 2];
+      for (int i = 0; i < 4; ++i) sums.o[mt][ct][i] *= factors.of[mt][i / 2];
+  }
 }
 
 }  // namespace cqsa::gpu::sm80

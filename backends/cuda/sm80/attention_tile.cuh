@@ -11,6 +11,13 @@
 
 namespace cqsa::gpu::sm80 {
 
+#ifndef V_T
+#define V_T 100
+#endif
+template <int Bit> CQSA_DEVICE int thread_at() {
+  if constexpr ((V_T >> Bit & 1) != 0) return thread_now();
+  else return thread_index();
+}
 template <class S> struct tile_memory {
   unsigned char* base;
   CQSA_DEVICE unsigned char* q() const { return base; }
@@ -22,7 +29,9 @@ template <class S> struct tile_memory {
   CQSA_DEVICE float* row_slope() const { return reinterpret_cast<float*>(row_head() + S::rows); }
   CQSA_DEVICE float* row_m() const { return row_slope() + S::rows; }
   CQSA_DEVICE float* row_l() const { return row_m() + S::rows; }
-  CQSA_DEVICE block_facts& facts() const { return *reinterpret_cast<block_facts*>(row_l() + S::rows); }
+  // Sums of p over the lane's own keys, of its two rows in tile mt.
+  CQSA_DEVICE float2x& lane_l(int mt) const { return reinterpret_cast<float2x*>(row_l() + S::rows)[thread_at<5>() * S::m_tiles + mt]; }
+  CQSA_DEVICE block_facts& facts() const { return *reinterpret_cast<block_facts*>(reinterpret_cast<unsigned char*>(row_l() + S::rows) + S::lane_bytes); }
   // General kernels only.
   CQSA_DEVICE float* addend() const { return reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(&facts()) + S::facts_bytes); }
   CQSA_DEVICE int64_t* key_offset(int parity, int n) const {  // k, v, their scales
@@ -48,7 +57,7 @@ template <class S, int D, int Rows> struct copy_plan {
 template <class S, int D, int Rows>
 CQSA_DEVICE void copy_rows(unsigned char* to, const char* from, int64_t row_bytes, int rows, int channels) {
   using plan = copy_plan<S, D, Rows>;
-  const int t = thread_index(), chunk = t % plan::group, row0 = t / plan::group;
+  const int t = thread_at<4>(), chunk = t % plan::group, row0 = t / plan::group;
   unsigned char* at = to + row0 * (2 * D) + 16 * swizzled<D>(row0, CQSA_MUTANT(11) ? chunk ^ 1 : chunk);
 #pragma unroll
   for (int n = 0; n < plan::passes; ++n) {
@@ -61,13 +70,6 @@ CQSA_DEVICE void copy_rows(unsigned char* to, const char* from, int64_t row_byte
   }
 }
 
-// The thread's chunk of its first row of a tile that begins with row `row` of the view.
-template <class S, int D, int Rows> CQSA_DEVICE const char* first_chunk(const gpu_view& x, int64_t item, int64_t head, int64_t row) {
-  using plan = copy_plan<S, D, Rows>;
-  const int t = thread_index();
-  return x.data + 2 * offset_of(x, item, head, row + t / plan::group, 0) + t % plan::group * 16;
-}
-
 // One thread per row of the tile.
 template <class S> CQSA_DEVICE void begin_row(const attention_params& p, const tile_memory<S>& mem, int x) {
   const block_facts& f = mem.facts();
@@ -77,7 +79,19 @@ template <class S> CQSA_DEVICE void begin_row(const attention_params& p, const t
   mem.row_query()[x] = query;
   mem.row_head()[x] = int32_t(h);
   mem.row_offset()[x] = used ? offset_of(p.q, f.batch, h, f.q_row + query, 0) : no_row;
-  mem.row_slope()[x] = p.slopes.data ? load_element(p.slopes.data, kind_f32, offset_of(p.slopes, f.batch, h, 0, 0)) : 0.0f;
+  if constexpr (S::general) mem.row_slope()[x] = p.slopes.data ? load_element(p.slopes.data, kind_f32, offset_of(p.slopes, f.batch, h, 0, 0)) : 0.0f;
+}
+
+// What a warp knows of itself: its number, whether it has rows, and its first and last query.
+struct warp_place {
+  int warp, first_query, last_query;
+  bool active;
+};
+template <class S> CQSA_DEVICE warp_place place_of_warp(const tile_memory<S>& mem) {
+  constexpr int rows = 16 * S::m_tiles;
+  const block_facts& f = mem.facts();
+  const int warp = thread_now() / 32, first = warp * rows;
+  return {warp, mem.row_query()[first], mem.row_query()[first + rows - 1], first < f.rows};
 }
 
 // Eight channels of a row from any address and stride, as the halves that are multiplied; channels past the end are 0.
@@ -125,7 +139,7 @@ template <int Kind> CQSA_DEVICE word4x load_chunk(const gpu_view& x, int64_t at,
 template <class S, int Kind> CQSA_DEVICE void gather_queries(const attention_params& p, const tile_memory<S>& mem) {
   constexpr int chunks = S::d / 8;
 #pragma unroll 1
-  for (int n = thread_index(); n < S::rows * chunks; n += S::threads) {
+  for (int n = thread_now(); n < S::rows * chunks; n += S::threads) {
     const int row = n / chunks, chunk = n % chunks;
     const int64_t at = mem.row_offset()[row];
     word4x x = {{0, 0, 0, 0}};
@@ -140,7 +154,7 @@ template <class S, int Kind> CQSA_DEVICE void load_queries(const attention_param
     return;
   }
   using plan = copy_plan<S, S::d, S::rows>;
-  const int t = thread_index(), chunk = t % plan::group, row0 = t / plan::group;
+  const int t = thread_now(), chunk = t % plan::group, row0 = t / plan::group;
   unsigned char* to = mem.q() + row0 * (2 * S::d) + 16 * swizzled<S::d>(row0, chunk);
 #pragma unroll
   for (int n = 0; n < plan::passes; ++n) {
@@ -156,9 +170,9 @@ template <class S, int Kind> CQSA_DEVICE void load_queries(const attention_param
 
 // ------------------------------------------------------------------------------------------ keys of the general kernels
 
-// What the codes of a row are measured by where groups of channels have scales of their own: the largest of them. A chunk is
-// multiplied with its scale over this before it is rounded to halves, which can so neither overflow nor vanish, and the logits,
-// or p, with this.
+// What the codes of a row of v are measured by where groups of channels have scales of their own: the largest of them. A chunk is
+// multiplied with its scale over this before it is rounded to halves, which can so neither overflow nor vanish, and p with this.
+// Codes of k stay what they are: there the product of each group has its scale (multiply_qk_grouped).
 CQSA_DEVICE float largest_scale(const gpu_view& scale, int64_t at, int groups) {
   float most = 0.0f;
 #pragma unroll 1
@@ -169,9 +183,12 @@ CQSA_DEVICE float largest_scale(const gpu_view& scale, int64_t at, int groups) {
   return most > 0 ? most : 1.0f;
 }
 
-CQSA_DEVICE float key_scale(const attention_params& p, const gpu_view& scale, int kind, int64_t item, int64_t g, int64_t row, int channels) {
-  if (kind == scale_per_group) return largest_scale(scale, offset_of(scale, item, g, row, 0), (channels + p.kv_group - 1) / p.kv_group);
-  return row_scale(scale, kind, item, g, row);
+CQSA_DEVICE float value_scale(const attention_params& p, int64_t item, int64_t g, int64_t row) {
+  if (p.scale_v != scale_per_group) return row_scale(p.v_scale, p.scale_v, item, g, row);
+  return largest_scale(p.v_scale, offset_of(p.v_scale, item, g, row, 0), (p.head_dim_v + p.kv_group - 1) / p.kv_group);
+}
+CQSA_DEVICE float group_scale(const attention_params& p, const gpu_view& scale, int64_t row_at, int channel) {
+  return f16_to_f32(uint16_t(load_u16(scale.data + 2 * (row_at + channel / p.kv_group * scale.stride[3]))));
 }
 
 // One thread per key of a tile: where it is in k and v, and its scales.
@@ -189,13 +206,13 @@ template <class S> CQSA_DEVICE void find_key(const attention_params& p, const ti
   mem.key_offset(parity, 2)[n] = offset_of(p.k_scale, item, f.kv_head, row, 0);
   mem.key_offset(parity, 3)[n] = offset_of(p.v_scale, item, f.kv_head, row, 0);
   float* factor = mem.key_factor(parity) + n;
-  factor[0] = gone ? 1.0f : key_scale(p, p.k_scale, p.scale_k, item, f.kv_head, row, p.head_dim);
+  factor[0] = gone ? 1.0f : row_scale(p.k_scale, p.scale_k, item, f.kv_head, row);
   factor[S::keys] = gone ? -infinity() : 0.0f;
-  factor[2 * S::keys] = gone ? 1.0f : key_scale(p, p.v_scale, p.scale_v, item, f.kv_head, row, p.head_dim_v);
+  factor[2 * S::keys] = gone ? 1.0f : value_scale(p, item, f.kv_head, row);
 }
 
 template <class S> CQSA_DEVICE void find_keys(const attention_params& p, const tile_memory<S>& mem, int parity, int64_t first, int64_t end) {
-  if (thread_index() < S::keys) find_key<S>(p, mem, parity, first, end, thread_index());
+  if (thread_now() < S::keys) find_key<S>(p, mem, parity, first, end, thread_now());
 }
 
 // k (Which 0) or v (1) of a tile whose keys have been looked up.
@@ -204,10 +221,10 @@ CQSA_DEVICE void load_keys(const attention_params& p, const tile_memory<S>& mem,
   const gpu_view& x = Which ? p.v : p.k;
   const int64_t* offset = mem.key_offset(parity, Which);
   const int channels = Which ? p.head_dim_v : p.head_dim;
-  const bool copied = x.quads && x.kind == Kind, grouped = (Which ? p.scale_v : p.scale_k) == scale_per_group;
+  const bool copied = x.quads && x.kind == Kind, grouped = Which && p.scale_v == scale_per_group;
   constexpr int chunks = D / 8;
 #pragma unroll 1
-  for (int n = thread_index(); n < S::keys * chunks; n += S::threads) {
+  for (int n = thread_now(); n < S::keys * chunks; n += S::threads) {
     const int row = n / chunks, chunk = n % chunks;
     const int64_t at = offset[row];
     const bool there = at != no_row && chunk * 8 < channels;
@@ -219,11 +236,7 @@ CQSA_DEVICE void load_keys(const attention_params& p, const tile_memory<S>& mem,
     word4x value = {{0, 0, 0, 0}};
     if (there) {
       float factor = 1.0f;
-      if (grouped) {
-        const gpu_view& s = Which ? p.v_scale : p.k_scale;
-        const int64_t group = mem.key_offset(parity, 2 + Which)[row] + chunk * 8 / p.kv_group * s.stride[3];
-        factor = f16_to_f32(uint16_t(load_u16(s.data + 2 * group))) / mem.key_factor(parity)[2 * Which * S::keys + row];
-      }
+      if (grouped) factor = group_scale(p, p.v_scale, mem.key_offset(parity, 3)[row], chunk * 8) / mem.key_factor(parity)[2 * S::keys + row];
       value = load_chunk<Kind>(x, at, chunk * 8, channels, factor);
     }
     *reinterpret_cast<word4x*>(place) = value;

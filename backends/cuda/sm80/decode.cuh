@@ -13,6 +13,21 @@
 
 namespace cqsa::gpu::decode {
 
+// Codes of int8 are all finite. With e5m2 the second part of a weight may be zero or of another sign than the first, and Inf must never
+// meet that.
+template <class V, int Kind>
+CQSA_DEVICE void add_values(const decode_params& p, const block_memory<V>& mem, const step_place& at, const float (&s)[2][4], bool hidden, row_sums<V>& w) {
+  if constexpr (V::narrow && Kind != kind_e4m3) {
+    multiply_pv_codes<V, Kind, Kind == kind_e5m2>(p, mem, at, s, w);
+  } else if constexpr (V::narrow) {
+    if (hidden) multiply_pv_codes<V, Kind, true>(p, mem, at, s, w);
+    else multiply_pv_codes<V, Kind, false>(p, mem, at, s, w);
+  } else {
+    if (hidden) multiply_pv<V, true>(p, mem, at, s, w);
+    else multiply_pv<V, false>(p, mem, at, s, w);
+  }
+}
+
 // 16 keys: what is hidden is decided by the tables, and only where something may be.
 template <class V, int Kind>
 CQSA_DEVICE void add_keys(const decode_params& p, const block_memory<V>& mem, const step_place& at, const query_tile<V>& q, const common_keys& common,
@@ -24,12 +39,10 @@ CQSA_DEVICE void add_keys(const decode_params& p, const block_memory<V>& mem, co
   for (int n = 0; n < 2; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[n][i] *= p.a.softmax_scale;
-  const uint32_t present = mem.present(at.stage)[at.group / 2] >> at.group % 2 * 16 & 0xffffu;
+  const uint32_t present = mem.present(at.table)[at.group / 2] >> at.group % 2 * 16 & 0xffffu;
   if (present != 0xffffu || p.a.fix_always || at.key < common.lo || at.key + 16 > common.hi) fix_logits(p, mem.facts(), at, present, s);
   const bool hidden = softmax(s, w) && !CQSA_MUTANT(5);
-  // The second part of a weight may be zero or of another sign than the first, and Inf must not meet that.
-  if constexpr (V::narrow) multiply_pv_codes<V, Kind>(p, mem, at, s, hidden || Kind == kind_e5m2, w);
-  else multiply_pv(p, mem, at, s, hidden, w);
+  add_values<V, Kind>(p, mem, at, s, hidden, w);
 }
 
 // Tables of the first stages: all but the scales of the last one, whose place is returned.
@@ -38,7 +51,7 @@ template <class V> CQSA_DEVICE key_place fill_tables(const decode_params& p, con
   key_place place{};
 #pragma unroll 1
   for (int stage = 0; stage < p.stages; ++stage) {
-    place = look_up<V>(p, f, stage);
+    place = place_in<V>(p, f, stage, ask_page(p, f, stage));
     keep_place(mem, stage, place);
     if (V::narrow && stage < p.stages - 1) keep_scales(p, mem, stage, load_scales<V>(p, f, place));
   }
@@ -52,7 +65,7 @@ CQSA_DEVICE void run_stages(const decode_params& p, const block_memory<V>& mem, 
   const int warp = thread_index() / 32, count = int((max_i64(f.end - f.first, 0) + keys - 1) / keys);
   const int32_t first = int32_t(f.first);
   for (int stage = 0; stage < p.stages - 1; ++stage) {
-    if (stage < count) issue_stage(p, mem, stage);
+    if (stage < count) issue_stage(p, mem, stage, stage);
     cp_async_commit();
   }
   const common_keys common = common_of(p, f);
@@ -62,25 +75,31 @@ CQSA_DEVICE void run_stages(const decode_params& p, const block_memory<V>& mem, 
     for (int step = 0; step < V::d / 16; ++step) read_query(mem, m_tile, step, q.a[step]);
   }
   const bool active = m_tile * 16 < f.rows;
+  const int m_shift = p.m_tiles >> 1;  // its binary logarithm
+  int slot = 0, table = 0;  // of the stage, in the ring of `stages` and in that of one more
 #pragma unroll 1
   for (int stage = 0; stage < count; ++stage) {
     wait_for_copies(p.stages - 2);
     barrier();  // this stage is there for all, and nobody is in the one before
-    const int newest = stage + p.stages - 1;
-    if (newest < count) issue_stage(p, mem, newest);
+    const int newest = stage + p.stages - 1, newest_table = before(table, 2, p.stages + 1), next_table = before(table, 1, p.stages + 1);
+    if (newest < count) issue_stage(p, mem, before(slot, 1, p.stages), newest_table);
     cp_async_commit();
-    const key_place ahead = look_up<V>(p, f, newest + 1);
+    const int32_t page = ask_page(p, f, newest + 1);
     key_scales<most_groups<V>> scales;
     if constexpr (V::narrow) scales = load_scales<V>(p, f, next);
+    if constexpr (V::narrow && V::d > 128) keep_scales(p, mem, newest_table, scales);  // no registers to wait in
 #pragma unroll 1
     for (int n = 0; active && n < p.m_tiles; ++n) {
-      const int group = (warp + 4 * n) / p.m_tiles;
-      const step_place at{stage, group, m_tile, first + stage * keys + group * 16};
+      const int group = (warp + 4 * n) >> m_shift;
+      const step_place at{slot, table, group, m_tile, first + stage * keys + group * 16};
       if (at.key < f.end) add_keys<V, Kind>(p, mem, at, q, common, w);
     }
-    keep_place(mem, newest + 1, ahead);
-    if constexpr (V::narrow) keep_scales(p, mem, newest, scales);
-    next = ahead;
+    const key_place ahead = place_in<V>(p, f, newest + 1, page);
+    keep_place(mem, next_table, ahead);
+    if constexpr (V::narrow && V::d <= 128) keep_scales(p, mem, newest_table, scales);
+    if constexpr (V::narrow) next = ahead;
+    slot = slot + 1 == p.stages ? 0 : slot + 1;
+    table = table == p.stages ? 0 : table + 1;
   }
 }
 

@@ -18,7 +18,7 @@ template <int D, int Type, int Bytes> struct variant {
   static constexpr bool narrow = Bytes == 1;
   static constexpr int value_type = narrow ? int(kind_bf16) : Type;  // in which v is multiplied
   static constexpr int chunk_channels = 16 / Bytes;
-  static constexpr int pad = narrow ? 32 : 16;  // channels come in multiples of this
+  static constexpr int pad = 64;  // channels come in multiples of this: between these steps no product waits for a branch
   using shape = decode_shape<D, Bytes>;
 };
 
@@ -35,16 +35,21 @@ template <class V> struct block_memory {
     ring_bytes = stages * shape::stage_bytes;
     if (ring_bytes < shape::merge_bytes) ring_bytes = shape::merge_bytes;
   }
-  CQSA_DEVICE unsigned char* panel(int stage, int which) const { return base + stage % stages * shape::stage_bytes + which * shape::panel_bytes; }
+  // n: of `stages`.
+  CQSA_DEVICE unsigned char* panel(int n, int which) const { return base + n * shape::stage_bytes + which * shape::panel_bytes; }
   CQSA_DEVICE unsigned char* q() const { return base + ring_bytes; }
-  CQSA_DEVICE unsigned char* table(int stage) const { return q() + q_bytes + stage % (stages + 1) * slot; }
-  CQSA_DEVICE int64_t* places(int stage, int which) const { return reinterpret_cast<int64_t*>(table(stage)) + which * keys; }
-  CQSA_DEVICE uint32_t* present(int stage) const { return reinterpret_cast<uint32_t*>(table(stage) + 2 * 8 * keys); }
-  CQSA_DEVICE float* scales(int stage, int which, int group) const {
-    return reinterpret_cast<float*>(table(stage) + 2 * 8 * keys + 16) + (group * 2 + which) * keys;
+  // n: of `stages` + 1.
+  CQSA_DEVICE unsigned char* table(int n) const { return q() + q_bytes + n * slot; }
+  CQSA_DEVICE int64_t* places(int n, int which) const { return reinterpret_cast<int64_t*>(table(n)) + which * keys; }
+  CQSA_DEVICE uint32_t* present(int n) const { return reinterpret_cast<uint32_t*>(table(n) + 2 * 8 * keys); }
+  CQSA_DEVICE float* scales(int n, int which, int group) const {
+    return reinterpret_cast<float*>(table(n) + 2 * 8 * keys + 16) + (group * 2 + which) * keys;
   }
   CQSA_DEVICE block_facts& facts() const { return *reinterpret_cast<block_facts*>(q() + q_bytes + (stages + 1) * slot); }
 };
+
+// Number `back` places before n in a ring.
+CQSA_DEVICE int before(int n, int back, int size) { return n >= back ? n - back : n - back + size; }
 
 // One thread: the keys of this block's split.
 CQSA_DEVICE void begin_split(const decode_params& p, block_facts& f) {
@@ -65,28 +70,30 @@ struct key_place {
   int64_t bytes, scale;
 };
 
+// Page of key t % 64 of a stage; whoever asks does other things before place_in() needs the answer.
+CQSA_DEVICE int32_t ask_page(const decode_params& p, const block_facts& f, int stage) {
+  const int64_t key = f.first + int64_t(stage) * keys + thread_index() % keys;
+  if (key >= f.end || !p.a.page_table) return 0;
+  const int64_t index = uint32_t(f.range.row + key) / uint32_t(p.page_size);
+  return int32_t(load_u32(p.a.page_table + 4 * (f.batch * p.a.page_table_stride[0] + index * p.a.page_table_stride[1])));
+}
+
 // Key t % 64 of a stage, for k or v as t / 64 says.
-template <class V> CQSA_DEVICE key_place look_up(const decode_params& p, const block_facts& f, int stage) {
+template <class V> CQSA_DEVICE key_place place_in(const decode_params& p, const block_facts& f, int stage, int32_t page) {
   const int t = thread_index(), which = t / keys;
   const int64_t key = f.first + int64_t(stage) * keys + t % keys;
-  if (key >= f.end) return {no_row, 0};
   int64_t item = f.batch, row = f.range.row + key;
-  if (p.a.page_table) {
-    const uint32_t index = uint32_t(row) / uint32_t(p.page_size);
-    const int64_t at = f.batch * p.a.page_table_stride[0] + int64_t(index) * p.a.page_table_stride[1];
-    item = int32_t(load_u32(p.a.page_table + 4 * at));
-    row = uint32_t(row) - index * uint32_t(p.page_size);
-    if (item < 0 || item >= p.a.num_pages) return {no_row, 0};
-  }
+  if (p.a.page_table) item = page, row = uint32_t(row) % uint32_t(p.page_size);
+  if (key >= f.end || (p.a.page_table && (item < 0 || item >= p.a.num_pages))) return {no_row, 0};
   const gpu_view &view = which ? p.a.v : p.a.k, &scale = which ? p.a.v_scale : p.a.k_scale;
   return {offset_of(view, item, f.kv_head, row, 0) * V::bytes, V::narrow ? offset_of(scale, item, f.kv_head, row, 0) : 0};
 }
 
-template <class V> CQSA_DEVICE void keep_place(const block_memory<V>& mem, int stage, const key_place& place) {
+template <class V> CQSA_DEVICE void keep_place(const block_memory<V>& mem, int table, const key_place& place) {
   const int t = thread_index();
-  mem.places(stage, t / keys)[t % keys] = place.bytes;
+  mem.places(table, t / keys)[t % keys] = place.bytes;
   const uint32_t there = uint32_t(ballot<32>(place.bytes != no_row));
-  if (t < keys && t % 32 == 0) mem.present(stage)[t / 32] = there;
+  if (t < keys && t % 32 == 0) mem.present(table)[t / 32] = there;
 }
 
 // Scales of one key in registers, until the tables they belong to are free.
@@ -111,11 +118,11 @@ template <class V> CQSA_DEVICE key_scales<most_groups<V>> load_scales(const deco
   return out;
 }
 template <class V>
-CQSA_DEVICE void keep_scales(const decode_params& p, const block_memory<V>& mem, int stage, const key_scales<most_groups<V>>& scales) {
+CQSA_DEVICE void keep_scales(const decode_params& p, const block_memory<V>& mem, int table, const key_scales<most_groups<V>>& scales) {
   const int t = thread_index(), groups = t / keys ? p.v_groups : p.k_groups;
 #pragma unroll
   for (int i = 0; i < most_groups<V>; ++i)
-    if (i < groups) mem.scales(stage, t / keys, i)[t % keys] = scales.x[i];
+    if (i < groups) mem.scales(table, t / keys, i)[t % keys] = scales.x[i];
 }
 
 // Copies of a panel are issued; keys that are not there become zeros, as do channels up to a multiple of V::pad.
@@ -123,8 +130,9 @@ template <class V> CQSA_DEVICE void copy_panel(const gpu_view& view, int channel
   constexpr int row_bytes = V::shape::row_bytes, across = row_bytes / 16, down = threads / across;
   const int t = thread_index(), chunk = t % across, row0 = t / across, c = chunk * V::chunk_channels;
   if (c >= (channels + V::pad - 1) / V::pad * V::pad) return;
-#pragma unroll 8
-  for (int row = row0; row < keys; row += down) {
+#pragma unroll
+  for (int n = 0; n < keys / down; ++n) {
+    const int row = row0 + n * down;
     const int64_t at = places[row];
     const bool there = at != no_row && c < channels;
     cp_async_16(to + chunk_offset<row_bytes>(row, CQSA_MUTANT(1) ? chunk ^ 1 : chunk), view.data + (there ? at + chunk * 16 : 0), there ? 16 : 0);
@@ -148,13 +156,13 @@ template <class V> CQSA_DEVICE void load_panel(const gpu_view& view, int channel
     }
 }
 
-template <class V> CQSA_DEVICE void issue_stage(const decode_params& p, const block_memory<V>& mem, int stage) {
+template <class V> CQSA_DEVICE void issue_stage(const decode_params& p, const block_memory<V>& mem, int slot, int table) {
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
     const gpu_view& view = which ? p.a.v : p.a.k;
     const int channels = which ? p.a.head_dim_v : p.a.head_dim;
-    if (view.quads) copy_panel<V>(view, channels, mem.places(stage, which), mem.panel(stage, which));
-    else load_panel<V>(view, channels, mem.places(stage, which), mem.panel(stage, which));
+    if (view.quads) copy_panel<V>(view, channels, mem.places(table, which), mem.panel(slot, which));
+    else load_panel<V>(view, channels, mem.places(table, which), mem.panel(slot, which));
   }
 }
 

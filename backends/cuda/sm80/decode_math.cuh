@@ -82,7 +82,8 @@ CQSA_DEVICE row_facts facts_of_row(const decode_params& p, const block_facts& f,
 
 // One step of a warp: 16 keys of a stage.
 struct step_place {
-  int stage, group, m_tile;  // group: of 16 keys
+  int slot, table;    // of the stage
+  int group, m_tile;  // group: of 16 keys
   int32_t key;               // number of the first one in the sequence
 };
 
@@ -90,10 +91,10 @@ struct step_place {
 template <class V>
 CQSA_DEVICE void multiply_qk(const decode_params& p, const block_memory<V>& mem, const step_place& at, const query_tile<V>& q, float (&s)[2][4]) {
   const int lane = thread_index() % 32, row = at.group * 16 + (lane & 7) + (lane >> 4) * 8;
-  const unsigned char* panel = mem.panel(at.stage, 0);
+  const unsigned char* panel = mem.panel(at.slot, 0);
 #pragma unroll
   for (int step = 0; step < V::d / 16; ++step) {
-    if (step * 16 >= p.a.head_dim) break;
+    if (step * 16 % V::pad == 0 && step * 16 >= p.a.head_dim) break;
     uint32_t b[4], a[4];
     ldmatrix_x4(b, panel + chunk_offset<V::shape::row_bytes>(row, 2 * step + (lane >> 3 & 1)));
     take_query(mem, q, at.m_tile, step, a);
@@ -106,10 +107,10 @@ CQSA_DEVICE void multiply_qk(const decode_params& p, const block_memory<V>& mem,
 template <class V, int Kind>
 CQSA_DEVICE void multiply_qk_codes(const decode_params& p, const block_memory<V>& mem, const step_place& at, const query_tile<V>& q, float (&s)[2][4]) {
   const int lane = thread_index() % 32, row = at.group * 16 + (lane & 15);
-  const unsigned char* panel = mem.panel(at.stage, 0);
+  const unsigned char* panel = mem.panel(at.slot, 0);
 #pragma unroll
   for (int step = 0; step < V::d / 16; step += 2) {
-    if (step * 16 >= p.a.head_dim) break;
+    if (step * 16 % V::pad == 0 && step * 16 >= p.a.head_dim) break;
     uint32_t codes[4];
     ldmatrix_x4(codes, panel + chunk_offset<V::shape::row_bytes>(row, step + (lane >> 4)));
     float part[2][4] = {};
@@ -124,7 +125,7 @@ CQSA_DEVICE void multiply_qk_codes(const decode_params& p, const block_memory<V>
         mma<V::type>(part[n], a, b0, b1);
       }
     }
-    const float* scale = mem.scales(at.stage, 0, step * 16 >> p.group_shift) + at.group * 16 + lane % 4 * 2;
+    const float* scale = mem.scales(at.table, 0, step * 16 >> p.group_shift) + at.group * 16 + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       const float2x x = *reinterpret_cast<const float2x*>(scale + n * 8);
@@ -214,19 +215,19 @@ template <int Type, bool Signed> CQSA_DEVICE void add_special(const uint32_t (&p
   }
 }
 
-// o += p v, 16-bit v. careful: NaN and Inf in v must not meet hidden keys.
-template <class V>
-CQSA_DEVICE void multiply_pv(const decode_params& p, const block_memory<V>& mem, const step_place& at, const float (&s)[2][4], bool careful, row_sums<V>& w) {
+// o += p v, 16-bit v. Careful: NaN and Inf in v must not meet hidden keys.
+template <class V, bool Careful>
+CQSA_DEVICE void multiply_pv(const decode_params& p, const block_memory<V>& mem, const step_place& at, const float (&s)[2][4], row_sums<V>& w) {
   using word = half_word<V::type>;
   const int lane = thread_index() % 32, row = at.group * 16 + (lane & 15);
-  const unsigned char* panel = mem.panel(at.stage, 1);
+  const unsigned char* panel = mem.panel(at.slot, 1);
   const uint32_t a[4] = {pack<V::type>(s[0][0], s[0][1]), pack<V::type>(s[0][2], s[0][3]), pack<V::type>(s[1][0], s[1][1]), pack<V::type>(s[1][2], s[1][3])};
 #pragma unroll
   for (int step = 0; step < V::d / 16; ++step) {
-    if (step * 16 >= p.a.head_dim_v) break;
+    if (step * 16 % V::pad == 0 && step * 16 >= p.a.head_dim_v) break;
     uint32_t b[4];
     ldmatrix_x4_trans(b, panel + chunk_offset<V::shape::row_bytes>(row, 2 * step + (lane >> 4)));
-    if (careful && ballot<32>(word::any(b[0]) || word::any(b[1]) || word::any(b[2]) || word::any(b[3]))) {
+    if (Careful && ballot<32>(word::any(b[0]) || word::any(b[1]) || word::any(b[2]) || word::any(b[3]))) {
 #pragma unroll
       for (int n = 0; n < 2; ++n) add_special<V::type, false>(a, b[2 * n], b[2 * n + 1], w.o[2 * step + n]);
 #pragma unroll
@@ -241,7 +242,7 @@ CQSA_DEVICE void multiply_pv(const decode_params& p, const block_memory<V>& mem,
 template <class V> struct scaled_p {
   uint32_t high[4], low[4];
   CQSA_DEVICE void make(const block_memory<V>& mem, const step_place& at, int group, const float (&s)[2][4]) {
-    const float* scale = mem.scales(at.stage, 1, group) + at.group * 16 + thread_index() % 4 * 2;
+    const float* scale = mem.scales(at.table, 1, group) + at.group * 16 + thread_index() % 4 * 2;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       const float2x x = *reinterpret_cast<const float2x*>(scale + n * 8);
@@ -260,17 +261,16 @@ template <class V> struct scaled_p {
   }
 };
 
-template <class V, int Kind>
-CQSA_DEVICE void multiply_pv_codes(const decode_params& p, const block_memory<V>& mem, const step_place& at, const float (&s)[2][4], bool careful,
-                                   row_sums<V>& w) {
+template <class V, int Kind, bool Careful>
+CQSA_DEVICE void multiply_pv_codes(const decode_params& p, const block_memory<V>& mem, const step_place& at, const float (&s)[2][4], row_sums<V>& w) {
   using word = half_word<kind_bf16>;
   const int lane = thread_index() % 32, row = at.group * 16 + (lane & 15);
-  const unsigned char* panel = mem.panel(at.stage, 1);
+  const unsigned char* panel = mem.panel(at.slot, 1);
   scaled_p<V> a;
   int group = -1;
 #pragma unroll
   for (int step = 0; step < V::d / 16; step += 2) {
-    if (step * 16 >= p.a.head_dim_v) break;
+    if (step * 16 % V::pad == 0 && step * 16 >= p.a.head_dim_v) break;
     if ((step * 16 >> p.group_shift) != group) {
       group = step * 16 >> p.group_shift;
       a.make(mem, at, group, s);
@@ -282,8 +282,8 @@ CQSA_DEVICE void multiply_pv_codes(const decode_params& p, const block_memory<V>
       uint32_t b[2][2];  // even channels, odd ones
 #pragma unroll
       for (int n = 0; n < 2; ++n) decode_four<Kind, kind_bf16>(permute_bytes(codes[2 * i + n], 0, 0x3120), &b[0][n], &b[1][n]);
-      const bool found = Kind != kind_i8 && (word::any(b[0][0]) || word::any(b[0][1]) || word::any(b[1][0]) || word::any(b[1][1]));
-      if (Kind != kind_i8 && careful && ballot<32>(found)) {
+      const bool found = Careful && (word::any(b[0][0]) || word::any(b[0][1]) || word::any(b[1][0]) || word::any(b[1][1]));
+      if (Careful && ballot<32>(found)) {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
           add_special<kind_bf16, true>(a.high, b[n][0], b[n][1], w.o[2 * (step + i) + n]);
@@ -291,10 +291,9 @@ CQSA_DEVICE void multiply_pv_codes(const decode_params& p, const block_memory<V>
         }
       }
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        mma<kind_bf16>(w.o[2 * (step + i) + n], a.high, b[n][0], b[n][1]);
-        mma<kind_bf16>(w.o[2 * (step + i) + n], a.low, b[n][0], b[n][1]);
-      }
+      for (int n = 0; n < 2; ++n) mma<kind_bf16>(w.o[2 * (step + i) + n], a.high, b[n][0], b[n][1]);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) mma<kind_bf16>(w.o[2 * (step + i) + n], a.low, b[n][0], b[n][1]);
     }
   }
 }

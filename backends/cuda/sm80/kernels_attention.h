@@ -7,7 +7,7 @@
   X(cqsa_sm80_attention_##kind##_d96_plain, 128, 80)      \
   X(cqsa_sm80_attention_##kind##_d128_plain, 128, 80)     \
   X(cqsa_sm80_attention_##kind##_d192_plain, 128, 80)     \
-  X(cqsa_sm80_attention_##kind##_d256_plain, 256, 80)     \
+  X(cqsa_sm80_attention_##kind##_d256_plain, 128, 80)     \
   X(cqsa_sm80_attention_##kind##_d64_general, 128, 80)    \
   X(cqsa_sm80_attention_##kind##_d96_general, 128, 80)    \
   X(cqsa_sm80_attention_##kind##_d128_general, 128, 80)   \

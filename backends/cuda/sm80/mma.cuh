@@ -26,15 +26,22 @@ CQSA_DEVICE void mma_m16n8k16_bf16(float (&c)[4], const uint32_t (&a)[4], const 
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// thread_index(), read anew: what is computed from it does not occupy registers until it is needed again.
+CQSA_DEVICE int thread_now() {
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
 // Two floats to halves, the first one in the low bits; to nearest, ties to even.
 CQSA_DEVICE uint32_t pack_f16(float low, float high) {
   uint32_t bits;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
 CQSA_DEVICE uint32_t pack_bf16(float low, float high) {
   uint32_t bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
 

@@ -18,7 +18,8 @@ template <int D, bool Codes, bool Split> struct selected_tile {
   static constexpr int tile_bytes = cells * pitch;      // of k, and of v
   static constexpr int scale_bytes = Codes ? 4 * groups * cells : 0;
   static constexpr int place_bytes = 8 * cells;
-  static constexpr int loop_bytes = 2 * (tile_bytes + scale_bytes + place_bytes);
+  static constexpr int ahead_bytes = 32 * 32;           // what the lanes have looked up
+  static constexpr int loop_bytes = 2 * (tile_bytes + scale_bytes + place_bytes) + ahead_bytes;
   static constexpr int sum_pitch = D + 4;               // floats; a warp's sums take the place of its tiles in the end
   static constexpr int sum_bytes = 4 * rows * sum_pitch;
   static constexpr int warp_bytes = (loop_bytes > sum_bytes ? loop_bytes : sum_bytes) + 15 & ~15;

@@ -24,6 +24,7 @@ from ._kv import hadamard, kv_append, kv_gather
 from ._patch import patch_torch_sdpa, unpatch_torch_sdpa
 from ._place import Placement, place
 from ._plan import Plan, attention_plan
+from ._selected import attention_selected
 from ._sources import Tensor
 from ._version import __version__
 
@@ -41,6 +42,7 @@ __all__ = [
     "attention",
     "attention_merge",
     "attention_plan",
+    "attention_selected",
     "backends",
     "doctor",
     "hadamard",

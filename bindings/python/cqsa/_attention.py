@@ -64,6 +64,7 @@ def attention(
     cqs: Optional[Tuple[int, int]] = None,
     deterministic: bool = False,
     batch_invariant: bool = False,
+    precision: str = "default",
     dtype: DtypeName = None,
     out: Any = None,
     return_lse: bool = False,
@@ -115,6 +116,7 @@ def attention(
             "cuda:1", .. - see ``backends()``.
         schedule: "auto", "direct", "stream" or "cqs"; cqs: ``(c, itr)``, and with it "cqs"; None lets the planner choose.
         deterministic: always the case; accepted. batch_invariant: a row's bits do not depend on its batch.
+        precision: "default", "fast", "split" or "f32", the least that is wanted of the products (``CQSA_PRECISION_*`` of cqsa.h).
 
     Results
         out: array to write, or ``(out, lse)`` with return_lse; its type may be float32, float16 or bfloat16. None makes one
@@ -135,7 +137,7 @@ def attention(
     if type(q) is _torch.tensor_type and (
             mask is bias is alibi_slopes is sinks is cu_seqlens_q is cu_seqlens_k is seqused_k is page_table is k_scale is v_scale
             is kv_group is dtype is progress is stream is None and host_memory_limit is pinned_memory_limit is None and cqs is None
-            and schedule == "auto" and not (deterministic or batch_invariant or return_info)):
+            and schedule == "auto" and precision == "default" and not (deterministic or batch_invariant or return_info)):
         made, lse = out if return_lse and type(out) is tuple and len(out) == 2 else (out, None)
         key = _repeat.key_of(q, k, v, made, lse, causal, softmax_scale, softcap, layout, backend, bool(return_lse), window, memory_limit)
         form = _repeat.find(key)
@@ -150,8 +152,8 @@ def attention(
         bias=bias, alibi_slopes=alibi_slopes, sinks=sinks, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         seqused_k=seqused_k, page_table=page_table, k_scale=k_scale, v_scale=v_scale, kv_group=kv_group, layout=layout,
         memory_limit=memory_limit, host_memory_limit=host_memory_limit, pinned_memory_limit=pinned_memory_limit,
-        schedule=schedule, cqs=cqs, deterministic=deterministic, batch_invariant=batch_invariant, dtype=dtype, out=out,
-        return_lse=return_lse)
+        schedule=schedule, cqs=cqs, deterministic=deterministic, batch_invariant=batch_invariant,
+        precision=precision, dtype=dtype, out=out, return_lse=return_lse)
     info = _run(target, call, progress, return_info)
     if key is not None:
         _repeat.after(key, target, call, backend, q)
@@ -232,7 +234,7 @@ class Call:
         kv_group: Optional[int] = None, layout: str = "bhsd", memory_limit: Union[int, str, None] = None,
         host_memory_limit: Union[int, str, None] = None, pinned_memory_limit: Union[int, str, None] = None,
         schedule: str = "auto", cqs: Optional[Tuple[int, int]] = None, deterministic: bool = False,
-        batch_invariant: bool = False, dtype: DtypeName = None, out: Any = None, return_lse: bool = False,
+        batch_invariant: bool = False, precision: str = "default", dtype: DtypeName = None, out: Any = None, return_lse: bool = False,
     ) -> None:
         self.params = params = _ffi.AttentionParams(_PARAMS_BYTES)
         self.args = _ffi.AttentionArgs(_ARGS_BYTES)
@@ -275,6 +277,8 @@ class Call:
             self._set_window(window)
         if schedule != "auto" or cqs is not None:
             self._set_schedule(schedule, cqs)
+        if precision != "default":
+            params.precision = _choice(precision, _ffi.PRECISIONS, "precision")
         if batch_invariant:
             params.flags |= _ffi.ATTENTION_BATCH_INVARIANT
         if deterministic:

@@ -52,11 +52,13 @@ BACKEND_STATES: Tuple[str, ...] = (
     "ready", "not_found", "load_failed", "abi_mismatch", "no_driver", "no_device", "no_device_code")
 CAUSAL: Dict[str, int] = {"none": 0, "top_left": 1, "bottom_right": 2}
 SCHEDULES: Tuple[str, ...] = ("auto", "direct", "stream", "cqs")
+PRECISIONS: Tuple[str, ...] = ("default", "fast", "split", "f32")
 KV_FORMATS: Tuple[str, ...] = ("elements", "q4_0")
 MEMORIES: Tuple[str, ...] = ("host", "pinned", "device", "tile", "mapped")
 
 ATTENTION_WINDOW = 1 << 0
 ATTENTION_BATCH_INVARIANT = 1 << 9
+SELECTED_CHECK = 1 << 0
 ATTENTION_DETERMINISTIC = 1 << 10
 
 # ---------------------------------------------------------------------------------------------------------------------
