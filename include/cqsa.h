@@ -795,8 +795,8 @@ CQSA_API void cqsa_kv_args_init(cqsa_kv_args *args, uint64_t size);
 CQSA_API cqsa_status cqsa_kv_append(cqsa_context *context, const cqsa_kv_args *args, void *stream);
 
 /* Reads rows back into x: what the cache has, computed in f32 as above, then rounded to the type of x. Rows of a Q4_0 cache are not
- * rotated back: cqsa_hadamard() does, which is its own inverse. stream and errors: as
- * cqsa_kv_append(). Thread class: const (context). Since 0.1. */
+ * rotated back: cqsa_hadamard() does, which is its own inverse. stream and errors: as cqsa_kv_append(). Thread class: const (context).
+ * Since 0.1. */
 CQSA_API cqsa_status cqsa_kv_gather(cqsa_context *context, const cqsa_kv_args *args, void *stream);
 
 /* out = x H along the last axis, H[a,b] = (-1)^popcount(a & b) / sqrt(n), whose size n is a power of two, 1 to 4096. In f32: for
