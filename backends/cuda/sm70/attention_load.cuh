@@ -144,7 +144,8 @@ template <class Shape> CQSA_DEVICE void scale_rows(const attention_params& p, co
   for (int row = t / 32; row < Shape::rows; row += Shape::threads / 32) {
     float most = 0.0f;
 #pragma unroll 1
-    for (int c = lane; c < p.head_dim; c += 32) most = max_f32(most, float_of(bits_of(q_element(p, mem.row_offset()[row], c)) & 0x7fffffffu));
+    for (int c = lane; c < p.head_dim; c += 32)
+      most = max_f32(most, float_of(bits_of(q_element(p, mem.row_offset()[row], c)) & 0x7fffffffu));
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) most = max_f32(most, shuffle_xor<32>(most, mask));
     const power_pair power = power_for(most, 10);
