@@ -230,7 +230,6 @@ double staging_rate(cqsa_context* context, place where, double link) {
   p.schedule = CQSA_SCHEDULE_STREAM;
   p.tile_q = 128;  // so that all keys come 64 times
   p.tile_k = 65536;
-  p.precision = opt.precision;
   p.max_device_bytes = static_cast<uint64_t>(opt.budget);
   double best = 0;
   cqsa_run_info info = CQSA_RUN_INFO_INIT;
@@ -355,6 +354,7 @@ void long_sequence(cqsa_context* context, place where, double& resident) {
   must(cqsa_attention_params_of(context, &args, &p), "params");
   if (where == place::file) p.memory_q = p.memory_kv = p.memory_out = CQSA_MEMORY_MAPPED;
   p.causal = CQSA_CAUSAL_TOP_LEFT;
+  p.precision = opt.precision;
   p.max_device_bytes = static_cast<uint64_t>(opt.budget);
   const auto planned_for = [&](cqsa_plan*& plan) {
     must(cqsa_attention_plan_create(context, &p, &plan), "plan");

@@ -99,28 +99,28 @@ static void load_codes(const selected_run& run, const char* from, int64_t stride
     from_i8_scaled((const int8_t*)from + c, min64(group, channels - c), scales[x], to + c);
 }
 
-// The rows of a tile in f32, [cell][ld] in mem.tile, padded with zeros.
-static void load_cells(const selected_run& run, const cqsa_view& x, const cqsa_view& scale, const cell_tile& t, int64_t channels, int64_t ld) {
+// The rows of the next tile lie anywhere, where no hardware guesses them. One at a time, between other work: a core can wait for a
+// few lines only.
+static HWY_INLINE void prefetch(const char* row, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b);
+}
+
+// The rows of a tile in f32, [cell][ld] in mem.tile, padded with zeros. after: the tile that comes next.
+static void load_cells(const selected_run& run, const cqsa_view& x, const cqsa_view& scale, const cell_tile& t, const cell_tile& after,
+                       int64_t channels, int64_t ld) {
   const selected_scratch& mem = run.mem;
   const int64_t groups = run.leaf.kv_group > 0 ? (channels + run.leaf.kv_group - 1) / run.leaf.kv_group : 0;
   const int64_t padded = (channels + lanes - 1) / lanes * lanes;
+  const int64_t bytes = x.stride[3] == 1 ? channels * element_bytes(x.dtype) : 0;
   if (groups > 0) load_scales(run, scale, t, groups);
   for (int j = 0; j < t.keys; ++j) {
     const char* from = at(x, t.page[j], run.unit.kv_head, t.row[j], 0);
     float* to = mem.tile + j * ld;
+    if (j < after.keys) prefetch(at(x, after.page[j], run.unit.kv_head, after.row[j], 0), bytes);
+    if (j < after.keys && groups > 0) prefetch(at(scale, after.page[j], run.unit.kv_head, after.row[j], 0), 1);
     if (groups > 0) load_codes(run, from, x.stride[3], channels, mem.scales + j * groups, to);
     else load_row(from, x.dtype, x.stride[3], channels, mem.raw, to);
     for (int64_t c = channels; c < padded; ++c) to[c] = 0.0f;
-  }
-}
-
-// The rows of the next tile lie anywhere, where no hardware guesses them.
-static void prefetch(const selected_run& run, const cqsa_view& x, const cell_tile& t, int64_t channels) {
-  if (x.stride[3] != 1) return;
-  const int64_t bytes = channels * element_bytes(x.dtype);
-  for (int j = 0; j < t.keys; ++j) {
-    const char* from = at(x, t.page[j], run.unit.kv_head, t.row[j], 0);
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(from + b);
   }
 }
 
@@ -326,12 +326,10 @@ static void run_selected(const cqsa_selected_leaf* leaf, const selected_unit* un
   for (int n = 0; tiles[n].keys > 0; n ^= 1) {
     const int64_t keys = tiles[n].keys;
     walk.fill(tiles[n ^ 1]);
-    prefetch(run, leaf->k, tiles[n ^ 1], leaf->head_dim);
-    load_cells(run, leaf->k, leaf->k_scale, tiles[n], leaf->head_dim, mem->ldk);
+    load_cells(run, leaf->k, leaf->k_scale, tiles[n], tiles[n ^ 1], leaf->head_dim, mem->ldk);
     scores(run, keys);
     for (int64_t r = 0; r < unit->rows; ++r) softmax_row(*mem, r);
-    prefetch(run, leaf->v, tiles[n ^ 1], leaf->head_dim_v);
-    load_cells(run, leaf->v, leaf->v_scale, tiles[n], leaf->head_dim_v, mem->ldv);
+    load_cells(run, leaf->v, leaf->v_scale, tiles[n], tiles[n ^ 1], leaf->head_dim_v, mem->ldv);
     add_values(run, keys);
   }
   for (int64_t r = 0; r < unit->rows; ++r) finish_row(run, r);

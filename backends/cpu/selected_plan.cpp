@@ -104,10 +104,12 @@ uint64_t workspace_for(const cqsa_selected_leaf* leaf, int64_t workers) {
   return carve(*leaf, nullptr, &unused) * uint64_t(larger(workers, 1));
 }
 
-cqsa_status launch_on(const selected_target& target, const cqsa_selected_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec* exec) {
+cqsa_status launch_on(const selected_target& target, const cqsa_selected_leaf* leaf, void* workspace, uint64_t bytes,
+                      const cqsa_exec* exec) {
   const uint64_t each = workspace_for(leaf, 1);
   int64_t workers = exec && exec->run ? larger(exec->num_workers, 1) : 1;
-  if (bytes < each * uint64_t(workers)) return fail(CQSA_ERROR_WORKSPACE, "the workspace of the attention over selected cells is too small");
+  if (bytes < each * uint64_t(workers))
+    return fail(CQSA_ERROR_WORKSPACE, "the workspace of the attention over selected cells is too small");
   job j{target, *leaf, static_cast<char*>(workspace), each, leaf->total_q * leaf->num_kv_heads * parts_of(*leaf)};
   workers = tiny(*leaf) ? 1 : smaller(workers, j.units);
   if (workers > 1) return exec->run(exec->user, workers, work, &j);

@@ -9,6 +9,7 @@ namespace cqsa::gpu {
 extern const cqsa_attention_impl sm80_attention;       // sm80/attention_leaf.cpp
 extern const cqsa_attention_impl sm80_decode;          // sm80/decode_leaf.cpp
 extern const cqsa_selected_impl sm80_selected;         // sm80/selected_leaf.cpp
+extern const cqsa_attention_impl sm75_attention;       // sm75/attention_leaf.cpp
 extern const cqsa_attention_impl sm70_attention_impl;  // sm70/attention_leaf.cpp
 extern const cqsa_selected_impl sm70_selected_impl;    // sm70/selected_leaf.cpp
 

@@ -31,12 +31,12 @@ gpu_view pool_view(const cqsa_selected_leaf& a, const cqsa_view& x, int64_t chan
 }  // namespace
 
 void fill_params(const cqsa_selected_leaf& a, int64_t run, selected_params* p) {
-  p->q = plain_view(a.q);
+  p->q = view_of(a.q, 1, a.num_heads, a.total_q, a.head_dim);
   p->k = pool_view(a, a.k, a.head_dim, run);
   p->v = pool_view(a, a.v, a.head_dim_v, run);
   p->k_scale = plain_view(a.k_scale);
   p->v_scale = plain_view(a.v_scale);
-  p->out = plain_view(a.out);
+  p->out = view_of(a.out, 1, a.num_heads, a.total_q, a.head_dim_v);
   p->lse = plain_view(a.lse);
   p->page_table = reinterpret_cast<const char*>(a.page_table);
   p->cells = reinterpret_cast<const char*>(a.cells);

@@ -49,7 +49,8 @@ std::string check(const cqsa_selected_leaf& l, void* workspace, uint64_t bytes, 
   const int64_t table[] = {l.total_q, l.pages}, list[] = {l.total_q, l.capacity};
   const int64_t one = 1, workspace_bytes = static_cast<int64_t>(bytes);
   for (const std::string& wrong :
-       {reach("q", l.q, {1, l.num_heads, l.total_q, l.head_dim}, out), reach("k", l.k, {l.num_pages, l.num_kv_heads, l.page_size, l.head_dim}, out),
+       {reach("q", l.q, {1, l.num_heads, l.total_q, l.head_dim}, out),
+        reach("k", l.k, {l.num_pages, l.num_kv_heads, l.page_size, l.head_dim}, out),
         reach("v", l.v, {l.num_pages, l.num_kv_heads, l.page_size, l.head_dim_v}, out),
         reach("k_scale", l.k_scale, {l.num_pages, l.num_kv_heads, l.page_size, (l.head_dim + group - 1) / group}, out),
         reach("v_scale", l.v_scale, {l.num_pages, l.num_kv_heads, l.page_size, (l.head_dim_v + group - 1) / group}, out),
@@ -81,12 +82,15 @@ std::string prepare_selected(const cqsa_selected_leaf& leaf, void* workspace, ui
   work_out = [leaf = translated(leaf), real = to_real(workspace), bytes, all] {
     for (const auto& [begin, count] : all)
       if (!the_memory().holds(begin, count, false)) return report_fault("a leaf ran after its memory was freed");
-    if (accepting(&leaf).launch(nullptr, &leaf, real, bytes, nullptr, nullptr) != CQSA_OK) report_fault("a leaf over selected cells failed");
+    if (accepting(&leaf).launch(nullptr, &leaf, real, bytes, nullptr, nullptr) != CQSA_OK)
+      report_fault("a leaf over selected cells failed");
   };
   return "";
 }
 
-cqsa_status probe_selected(const cqsa_selected_leaf* leaf, char* reason, uint64_t size) { return accepting(leaf).probe(leaf, reason, size); }
+cqsa_status probe_selected(const cqsa_selected_leaf* leaf, char* reason, uint64_t size) {
+  return accepting(leaf).probe(leaf, reason, size);
+}
 
 uint64_t workspace_of_selected(const cqsa_selected_leaf* leaf, int64_t) { return accepting(leaf).workspace(leaf, 1); }
 

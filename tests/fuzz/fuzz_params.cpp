@@ -267,9 +267,41 @@ struct session {
     passed(cqsa_hadamard(lasting, &x.view, in.byte() % 2 ? &x.view : &scale.view, nullptr));
   }
 
+  // Lists are whatever the bytes say: without CHECK what is wrong in them is skipped.
+  void selected(bytes& in) {
+    const cqsa_dtype floats[] = {CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16};
+    const cqsa_dtype q = floats[in.byte() % 3], kv = in.one_of<cqsa_dtype>({q, CQSA_DTYPE_F16, CQSA_DTYPE_I8});
+    const int64_t rows = in.upto(3), kv_heads = in.upto(2), heads = kv_heads * in.upto(3), dim = 1 + in.upto(9), dim_v = 1 + in.upto(9);
+    const int64_t pages = in.upto(3), size = in.upto(3), columns = in.upto(4), capacity = in.upto(20);
+    tensor t[10];  // q, k, v, k_scale, v_scale, page_table, cells, counts, out, lse
+    t[0].make(in, q, {rows, heads, dim});
+    t[1].make(in, kv, {pages, size, kv_heads, dim});
+    t[2].make(in, kv, {pages, size, kv_heads, dim_v});
+    t[3].make(in, CQSA_DTYPE_F16, {pages, size, kv_heads, 1});
+    t[4].make(in, CQSA_DTYPE_F16, {pages, size, kv_heads, 1});
+    t[5].make_index(in, CQSA_DTYPE_I32, in.byte() % 2 ? std::vector<int64_t>{columns} : std::vector<int64_t>{rows, columns}, 1);
+    t[6].make_index(in, CQSA_DTYPE_I32, {rows, capacity}, 1);
+    t[7].make_index(in, CQSA_DTYPE_I32, {rows}, 3);
+    t[8].make(in, floats[in.byte() % 3], {rows, heads, dim_v});
+    t[9].make(in, CQSA_DTYPE_F32, {heads, rows});
+    if (in.byte() % 2) t[in.byte() % 10].spoil(in);
+    for (const tensor& one : t)
+      if (!one.honest()) return;
+    cqsa_attention_selected_args args = CQSA_ATTENTION_SELECTED_ARGS_INIT;
+    args.q = &t[0].view, args.k = &t[1].view, args.v = &t[2].view;
+    if (kv == CQSA_DTYPE_I8) args.k_scale = &t[3].view, args.v_scale = &t[4].view;
+    args.page_table = &t[5].view, args.cells = &t[6].view, args.counts = &t[7].view;
+    args.out = &t[8].view, args.lse = in.byte() % 4 ? &t[9].view : nullptr;
+    args.flags = in.byte() % 2 ? CQSA_SELECTED_CHECK : 0, args.precision = in.byte() % 5;
+    if (in.byte() % 16 == 0) args.kv_group = in.byte(), args.softmax_scale = static_cast<double>(in.number());
+    uint64_t bytes_needed = 0;
+    passed(cqsa_attention_selected_workspace(lasting, &args, &bytes_needed));
+    passed(cqsa_attention_selected(lasting, &args, nullptr));
+  }
+
   void step(bytes& in) {
     const int at = in.byte() % num_plans;
-    switch (in.byte() % 13) {
+    switch (in.byte() % 14) {
       case 0: case 1: create(in, at, false); break;
       case 2: create(in, at, true); break;
       case 3: case 4: run(in, at, true); break;
@@ -278,6 +310,7 @@ struct session {
       case 8: complete(at); break;
       case 9: plan_elsewhere(in, at); break;
       case 11: cache(in); break;
+      case 12: selected(in); break;
       case 10:
         if (plans[at] && lasts[at]) describe(in, plans[at]);
         break;

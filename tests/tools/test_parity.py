@@ -233,3 +233,65 @@ def test_a_host_has_one_memory(run):
     assert "computes in host memory" in done.stdout
     done = run("parity", "--problem", "seqlen=20 memory=attic", status=1)
     assert "memory=attic: one of pageable, pinned, device, kv_pageable, kv_pinned is wanted" in done.stderr
+
+
+def test_selected_cells(run):
+    done = run("parity", "--op", "attention-selected", "2100", "5", "--samples", "2", "--backend", "cpu")
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[:4] == ["context", "queries", "kv", "prec"] and lines[-1] == "6 runs, 0 skipped, 0 failures: PASS"
+    assert [line.split()[:4] for line in lines[1:-1]] == [["2100", "5", kv, precision] for kv in ("f16", "int8")
+                                                          for precision in ("f32", "split", "fast")]
+    assert all(line.endswith("  ok") and float(line.split()[8]) > 0 for line in lines[1:-1])
+
+
+def test_selected_cells_as_json(run):
+    lines = json_lines(run("parity", "--op", "attention-selected", "600", "--queries", "3", "--kv", "int8", "--json", "--backend", "cpu").stdout)
+    assert [line["record"] for line in lines] == ["machine"] + ["trial"] * 3 + ["summary"]
+    for trial in lines[1:-1]:
+        assert trial["pass"] and trial["kv"] == "int8" and (trial["context"], trial["queries"]) == (600, 3)
+        assert 0 < trial["max_abs"] <= trial["allowed_max_abs"] and 0 < trial["lse_max_abs"] <= trial["lse_allowed"]
+        assert trial["seconds"] > 0 and trial["off_f32"] <= trial["allowed_off_f32"] or trial["precision"] == "fast"
+
+
+def test_selected_cells_depend_on_the_seed(run):
+    errors = {seed: [line["max_abs"] for line in json_lines(run("parity", "--op", "attention-selected", "100", "2", "--seed", str(seed), "--json",
+                                                                 "--backend", "cpu").stdout)[1:-1]] for seed in (1, 2)}
+    assert errors[1] != errors[2]
+
+
+@pytest.mark.parametrize("words, text", [
+    (("--op", "attention-selected", "--problems", "ci"), "--problems is nothing that --op attention-selected has"),
+    (("--op", "attention-selected", "--list"), "--list is nothing that"),
+    (("--op", "attention-selected", "100", "--kv", "f64"), "f16, int8 or f16,int8 is wanted"),
+    (("--op", "attention-selected", "100", "1000000"), "the number of queries is 1000000, wanted 1 to 65536"),
+    (("--op", "attention", "8192"), "a context is nothing that --op attention has"),
+    (("--op", "attention", "--kv", "f16"), "--kv is nothing that --op attention has"),
+    (("--op", "merge"), 'attention or attention-selected is wanted'),
+])
+def test_options_of_another_operation_are_refused(run, words, text):
+    assert text in run("parity", *words, status=1).stderr
+
+
+@pytest.mark.skipif(not os.environ.get("CQSA_WRONG_EXECUTE"), reason="no library to load before the library was built")
+@pytest.mark.parametrize("wrong, failures, words", [
+    ("value", 2, "out is off by 1.00e-03 on the sampled queries"),  # less than q in f16 is off by
+    ("unwritten", 3, "out is off by inf on the sampled queries"),
+    ("lse", 3, "lse is off by"),
+    ("split", 1, "e-05 on the sampled queries, allowed"),
+    ("elsewhere", 1, "out is off by 1.00e-02 from the f32 run"),
+])
+def test_wrong_selected_cells_are_seen(run, wrong, failures, words):
+    environment = {**os.environ, "LD_PRELOAD": os.environ["CQSA_WRONG_EXECUTE"], "CQSA_WRONG": wrong}
+    arguments = ("parity", "--op", "attention-selected", "2100", "5", "--samples", "2", "--kv", "int8", "--backend", "cpu")
+    done = run(*arguments, env=environment, status=2)
+    assert words in done.stdout and done.stdout.endswith(f"3 runs, 0 skipped, {failures} failures: FAIL\n")
+    again = next(line.split("reproduce: ")[1] for line in done.stdout.splitlines() if "reproduce: " in line)
+    assert shlex.split(again)[1:6] == ["parity", "--op", "attention-selected", "2100", "5"]
+    run(*arguments, env={**environment, "CQSA_WRONG": "nothing"})
+
+
+@pytest.mark.skipif(not os.environ.get("CQSA_WRONG_EXECUTE"), reason="no library to load before the library was built")
+def test_a_precision_that_is_not_there_is_skipped(run):
+    environment = {**os.environ, "LD_PRELOAD": os.environ["CQSA_WRONG_EXECUTE"], "CQSA_WRONG": "no tensor cores"}
+    done = run("parity", "--op", "attention-selected", "100", "2", "--backend", "cpu", env=environment)
+    assert done.stdout.endswith("2 runs, 4 skipped, 0 failures: PASS\n")

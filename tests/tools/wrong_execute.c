@@ -37,3 +37,20 @@ CQSA_API cqsa_status cqsa_attention_query(const cqsa_context *context, const cqs
   if (wrong && !strcmp(wrong, "no f64") && params->dtype_q == CQSA_DTYPE_F64) return CQSA_ERROR_UNSUPPORTED;
   return real(context, params);
 }
+
+/* Of the f32 results of a query: the first one, or (once they are compared with those of another precision) the second one. */
+CQSA_API cqsa_status cqsa_attention_selected(cqsa_context *context, const cqsa_attention_selected_args *args, void *stream) {
+  cqsa_status (*real)(cqsa_context *, const cqsa_attention_selected_args *, void *);
+  *(void **)&real = dlsym(RTLD_NEXT, "cqsa_attention_selected");
+  const cqsa_status status = real(context, args, stream);
+  const char *wrong = getenv("CQSA_WRONG");
+  if (status != CQSA_OK || !wrong) return status;
+  float *out = (float *)first(args->out), *second = out + args->out->shape[1] * args->out->shape[2];
+  if (!strcmp(wrong, "value")) out[0] += 0.001f;
+  if (!strcmp(wrong, "unwritten")) memset(out, 0xFF, 4);
+  if (!strcmp(wrong, "lse")) memset(first(args->lse), 0, 4);
+  if (!strcmp(wrong, "split") && args->precision == CQSA_PRECISION_SPLIT) out[0] += 0.00005f;
+  if (!strcmp(wrong, "elsewhere") && args->precision == CQSA_PRECISION_SPLIT) second[0] += 0.01f;
+  if (!strcmp(wrong, "no tensor cores") && args->precision != CQSA_PRECISION_F32) return CQSA_ERROR_UNSUPPORTED;
+  return status;
+}

@@ -159,7 +159,8 @@ struct problem {
     for (int64_t at = 0; at < count; ++at) {
       const auto cell = static_cast<int64_t>(cells.read({i, at}));
       if (cell < 0 || (at > 0 && static_cast<double>(cell) <= cells.read({i, at - 1})) || cell / n.page_size >= n.pages) continue;
-      const auto page = static_cast<int64_t>(n.table_per_query ? page_table.read({i, cell / n.page_size}) : page_table.read({cell / n.page_size}));
+      const auto page =
+          static_cast<int64_t>(n.table_per_query ? page_table.read({i, cell / n.page_size}) : page_table.read({cell / n.page_size}));
       if (page >= 0 && page < n.num_pages) places.emplace_back(page, cell % n.page_size);
     }
     return places;
@@ -240,8 +241,12 @@ inline void draw_lists(problem& p, dice& d, bool wild) {
     p.counts.write({i}, static_cast<double>(at));
     if (!wild) continue;
     for (int64_t x = 0; x < n.capacity; ++x)
-      if (d.chance(10)) p.cells.write({i, x}, d.pick({-1.0, -7.0, 2147483647.0, -2147483648.0, static_cast<double>(all), 0.0, static_cast<double>(all - 1)}));
-    if (d.chance(30)) p.counts.write({i}, d.pick({-3.0, static_cast<double>(n.capacity), static_cast<double>(n.capacity) + 5, 2147483647.0, -2147483648.0}));
+      if (d.chance(10))
+        p.cells.write({i, x},
+                      d.pick({-1.0, -7.0, 2147483647.0, -2147483648.0, static_cast<double>(all), 0.0, static_cast<double>(all - 1)}));
+    if (d.chance(30))
+      p.counts.write({i},
+                     d.pick({-3.0, static_cast<double>(n.capacity), static_cast<double>(n.capacity) + 5, 2147483647.0, -2147483648.0}));
   }
   p.page_table.fill([&] { return static_cast<double>(n.num_pages > 0 ? d.whole(0, n.num_pages - 1) : -1); });
   if (!wild) return;

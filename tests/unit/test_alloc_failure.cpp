@@ -225,6 +225,34 @@ TEST_CASE("merge allocates nothing") {
   cqsa_context_destroy(context);
 }
 
+// A query over one cell, by the library's own memory and then by the caller's.
+TEST_CASE("attention over selected cells survives every failing allocation") {
+  static float data[] = {1, 2, 3, 4}, out_data[4];
+  static int32_t cell = 0, count = 1;
+  static int64_t row[] = {1, 1, 4}, pool[] = {1, 1, 1, 4}, list[] = {1, 1};
+  static const cqsa_tensor q{data, CQSA_DEVICE_CPU, 0, 3, CQSA_DTYPE_F32, row, nullptr, 0}, k{data, CQSA_DEVICE_CPU, 0, 4, CQSA_DTYPE_F32, pool, nullptr, 0},
+      out{out_data, CQSA_DEVICE_CPU, 0, 3, CQSA_DTYPE_F32, row, nullptr, 0}, cells{&cell, CQSA_DEVICE_CPU, 0, 2, CQSA_DTYPE_I32, list, nullptr, 0},
+      counts{&count, CQSA_DEVICE_CPU, 0, 1, CQSA_DTYPE_I32, list, nullptr, 0}, table{&cell, CQSA_DEVICE_CPU, 0, 1, CQSA_DTYPE_I32, list, nullptr, 0};
+  cqsa_context* const context = make_context("cpu", 3);
+  REQUIRE(context);
+  cqsa_attention_selected_args args = CQSA_ATTENTION_SELECTED_ARGS_INIT;
+  args.q = &q, args.k = args.v = &k, args.page_table = &table, args.cells = &cells, args.counts = &counts, args.out = &out;
+  args.flags = CQSA_SELECTED_CHECK;
+  exhaust("attention over selected cells", [&] { return cqsa_attention_selected(context, &args, nullptr); });
+  uint64_t bytes = 0;
+  REQUIRE(cqsa_attention_selected_workspace(context, &args, &bytes) == CQSA_OK);
+  void* const memory = std::aligned_alloc(64, bytes);
+  args.workspace = memory, args.workspace_bytes = bytes;
+  out_data[3] = 0;
+  failing::arm(1, true);
+  const cqsa_status status = cqsa_attention_selected(context, &args, nullptr);
+  CHECK_FALSE(failing::disarm());
+  CHECK(status == CQSA_OK);
+  CHECK(out_data[3] == 4);
+  std::free(memory);
+  cqsa_context_destroy(context);
+}
+
 TEST_CASE("key-value caches allocate nothing") {
   cqsa_context* const context = make_context("cpu", 3);
   REQUIRE(context);

@@ -93,7 +93,8 @@ void configure(fake_config config = {}) { fake().configure(&config); }
 
 problem middle(cqsa_dtype kv = CQSA_DTYPE_I8, layout lists = compact) {
   sizes n;
-  n.total_q = 6, n.heads = 6, n.dim = 40, n.dim_v = 24, n.capacity = 14, n.kv = kv, n.how_lists = lists, n.table_per_query = lists != compact;
+  n.total_q = 6, n.heads = 6, n.dim = 40, n.dim_v = 24, n.capacity = 14, n.kv = kv, n.how_lists = lists,
+  n.table_per_query = lists != compact;
   problem p(n);
   dice d(21);
   draw_lists(p, d, false);

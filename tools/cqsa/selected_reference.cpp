@@ -52,7 +52,8 @@ struct sample_rows {
       for (std::size_t c = 0; c < row.size(); ++c) sum[c] += weight * static_cast<T>(values[n * row.size() + c]);
     }
     const int64_t at = sample * s.heads + head;
-    for (int64_t c = 0; c < dim; ++c) to.out[static_cast<std::size_t>(at * dim + c)] = static_cast<double>(sum[static_cast<std::size_t>(c)] / total);
+    for (int64_t c = 0; c < dim; ++c)
+      to.out[static_cast<std::size_t>(at * dim + c)] = static_cast<double>(sum[static_cast<std::size_t>(c)] / total);
     to.lse[static_cast<std::size_t>(at)] = static_cast<double>(top) + std::log(static_cast<double>(total));
   }
 };
@@ -71,7 +72,8 @@ selected_reference::selected_reference(const selected_data& data, int64_t sample
     : queries(choose_queries(data.spec.queries, samples)) {
   const selected_spec& s = data.spec;
   const std::size_t rows = queries.size() * static_cast<std::size_t>(s.heads);
-  for (selected_rows* r : {&exact, &naive_f32, &naive_fast}) r->out.resize(rows * static_cast<std::size_t>(s.head_dim)), r->lse.resize(rows);
+  for (selected_rows* r : {&exact, &naive_f32, &naive_fast})
+    r->out.resize(rows * static_cast<std::size_t>(s.head_dim)), r->lse.resize(rows);
   const int64_t units = static_cast<int64_t>(queries.size()) * s.kv_heads, ratio = s.heads / s.kv_heads;
   std::atomic<int64_t> next{0};
   const auto work = [&] {

@@ -51,7 +51,7 @@ template <class V> CQSA_DEVICE key_place fill_tables(const decode_params& p, con
   key_place place{};
 #pragma unroll 1
   for (int stage = 0; stage < p.stages; ++stage) {
-    place = look_up<V>(p, f, stage);
+    place = place_in<V>(p, f, stage, ask_page(p, f, stage));
     keep_place(mem, stage, place);
     if (V::narrow && stage < p.stages - 1) keep_scales(p, mem, stage, load_scales<V>(p, f, place));
   }
@@ -84,20 +84,20 @@ CQSA_DEVICE void run_stages(const decode_params& p, const block_memory<V>& mem, 
     const int newest = stage + p.stages - 1, newest_table = before(table, 2, p.stages + 1), next_table = before(table, 1, p.stages + 1);
     if (newest < count) issue_stage(p, mem, before(slot, 1, p.stages), newest_table);
     cp_async_commit();
-    const key_place ahead = look_up<V>(p, f, newest + 1);
+    const int32_t page = ask_page(p, f, newest + 1);
     key_scales<most_groups<V>> scales;
     if constexpr (V::narrow) scales = load_scales<V>(p, f, next);
+    if constexpr (V::narrow && V::d > 128) keep_scales(p, mem, newest_table, scales);  // no registers to wait in
 #pragma unroll 1
     for (int n = 0; active && n < p.m_tiles; ++n) {
       const int group = (warp + 4 * n) >> m_shift;
       const step_place at{slot, table, group, m_tile, first + stage * keys + group * 16};
       if (at.key < f.end) add_keys<V, Kind>(p, mem, at, q, common, w);
     }
+    const key_place ahead = place_in<V>(p, f, newest + 1, page);
     keep_place(mem, next_table, ahead);
-    if constexpr (V::narrow) {
-      keep_scales(p, mem, newest_table, scales);
-      next = ahead;
-    }
+    if constexpr (V::narrow && V::d <= 128) keep_scales(p, mem, newest_table, scales);
+    if constexpr (V::narrow) next = ahead;
     slot = slot + 1 == p.stages ? 0 : slot + 1;
     table = table == p.stages ? 0 : table + 1;
   }

@@ -70,19 +70,21 @@ struct key_place {
   int64_t bytes, scale;
 };
 
+// Page of key t % 64 of a stage; whoever asks does other things before place_in() needs the answer.
+CQSA_DEVICE int32_t ask_page(const decode_params& p, const block_facts& f, int stage) {
+  const int64_t key = f.first + int64_t(stage) * keys + thread_index() % keys;
+  if (key >= f.end || !p.a.page_table) return 0;
+  const int64_t index = uint32_t(f.range.row + key) / uint32_t(p.page_size);
+  return int32_t(load_u32(p.a.page_table + 4 * (f.batch * p.a.page_table_stride[0] + index * p.a.page_table_stride[1])));
+}
+
 // Key t % 64 of a stage, for k or v as t / 64 says.
-template <class V> CQSA_DEVICE key_place look_up(const decode_params& p, const block_facts& f, int stage) {
+template <class V> CQSA_DEVICE key_place place_in(const decode_params& p, const block_facts& f, int stage, int32_t page) {
   const int t = thread_index(), which = t / keys;
   const int64_t key = f.first + int64_t(stage) * keys + t % keys;
-  if (key >= f.end) return {no_row, 0};
   int64_t item = f.batch, row = f.range.row + key;
-  if (p.a.page_table) {
-    const uint32_t index = uint32_t(row) / uint32_t(p.page_size);
-    const int64_t at = f.batch * p.a.page_table_stride[0] + int64_t(index) * p.a.page_table_stride[1];
-    item = int32_t(load_u32(p.a.page_table + 4 * at));
-    row = uint32_t(row) - index * uint32_t(p.page_size);
-    if (item < 0 || item >= p.a.num_pages) return {no_row, 0};
-  }
+  if (p.a.page_table) item = page, row = uint32_t(row) % uint32_t(p.page_size);
+  if (key >= f.end || (p.a.page_table && (item < 0 || item >= p.a.num_pages))) return {no_row, 0};
   const gpu_view &view = which ? p.a.v : p.a.k, &scale = which ? p.a.v_scale : p.a.k_scale;
   return {offset_of(view, item, f.kv_head, row, 0) * V::bytes, V::narrow ? offset_of(scale, item, f.kv_head, row, 0) : 0};
 }

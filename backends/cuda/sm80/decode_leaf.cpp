@@ -92,16 +92,16 @@ int32_t stages_within(int64_t bytes, const variant_facts& v, int32_t m_tiles, in
   return stages;
 }
 
-// Two blocks to a multiprocessor where that leaves two stages for each, otherwise one. A block costs 1 KiB beside its own.
+// The most blocks to a multiprocessor that registers allow and that leave each of them its stages: three if they are four, otherwise
+// two. A block costs 1 KiB beside its own.
 void cut_memory(const cqsa_attention_leaf& a, decode_cut* out) {
   const variant_facts v = choose(a);
   const int32_t slot = slot_bytes_of(a);
   out->kernel = v.kernel;
-  out->blocks_per_unit = 2;
-  out->stages = stages_within((a.chip.shared_bytes + 1024) / 2 - 1024, v, out->m_tiles, slot);
-  if (out->stages < 2) {
-    out->blocks_per_unit = 1;
-    out->stages = stages_within(a.chip.shared_bytes, v, out->m_tiles, slot);
+  for (int32_t blocks = v.d == 64 && !is_narrow(a.k.dtype) ? 4 : 2; blocks > 0; blocks /= 2) {
+    out->blocks_per_unit = blocks;
+    out->stages = stages_within((a.chip.shared_bytes + 1024) / blocks - 1024, v, out->m_tiles, slot);
+    if (out->stages >= (blocks > 2 ? 3 : 2)) break;
   }
   out->shared_bytes = shared_bytes_of(v, out->m_tiles, out->stages, slot);
 }

@@ -24,13 +24,16 @@ template <class V> CQSA_DEVICE int channel_of(int n, int i) {
   return n * 8 + 2 * l + i % 2;
 }
 
+// The lane. Where registers are scarce it is read anew, so that places in shared memory are not kept for all steps.
+template <class V> CQSA_DEVICE int lane_of() { return (V::narrow && V::d > 128 ? thread_now() : thread_index()) % 32; }
+
 // Fragments of q of a warp's rows: they stay in registers where there is room.
 template <class V> struct query_tile {
   static constexpr bool kept = V::d <= 128;
   uint32_t a[kept ? V::d / 16 : 1][4];
 };
 template <class V> CQSA_DEVICE void read_query(const block_memory<V>& mem, int m_tile, int step, uint32_t (&a)[4]) {
-  const int lane = thread_index() % 32, row = m_tile * 16 + (lane & 15);
+  const int lane = lane_of<V>(), row = m_tile * 16 + (lane & 15);
   ldmatrix_x4(a, mem.q() + chunk_offset<V::d * 2>(row, 2 * step + (lane >> 4)));
 }
 
@@ -90,7 +93,7 @@ struct step_place {
 // s = q k^T, 16-bit k.
 template <class V>
 CQSA_DEVICE void multiply_qk(const decode_params& p, const block_memory<V>& mem, const step_place& at, const query_tile<V>& q, float (&s)[2][4]) {
-  const int lane = thread_index() % 32, row = at.group * 16 + (lane & 7) + (lane >> 4) * 8;
+  const int lane = lane_of<V>(), row = at.group * 16 + (lane & 7) + (lane >> 4) * 8;
   const unsigned char* panel = mem.panel(at.slot, 0);
 #pragma unroll
   for (int step = 0; step < V::d / 16; ++step) {
@@ -106,7 +109,7 @@ CQSA_DEVICE void multiply_qk(const decode_params& p, const block_memory<V>& mem,
 // The same with codes: sums over 32 channels, which share their scale, are multiplied with it in f32.
 template <class V, int Kind>
 CQSA_DEVICE void multiply_qk_codes(const decode_params& p, const block_memory<V>& mem, const step_place& at, const query_tile<V>& q, float (&s)[2][4]) {
-  const int lane = thread_index() % 32, row = at.group * 16 + (lane & 15);
+  const int lane = lane_of<V>(), row = at.group * 16 + (lane & 15);
   const unsigned char* panel = mem.panel(at.slot, 0);
 #pragma unroll
   for (int step = 0; step < V::d / 16; step += 2) {
@@ -219,7 +222,7 @@ template <int Type, bool Signed> CQSA_DEVICE void add_special(const uint32_t (&p
 template <class V, bool Careful>
 CQSA_DEVICE void multiply_pv(const decode_params& p, const block_memory<V>& mem, const step_place& at, const float (&s)[2][4], row_sums<V>& w) {
   using word = half_word<V::type>;
-  const int lane = thread_index() % 32, row = at.group * 16 + (lane & 15);
+  const int lane = lane_of<V>(), row = at.group * 16 + (lane & 15);
   const unsigned char* panel = mem.panel(at.slot, 1);
   const uint32_t a[4] = {pack<V::type>(s[0][0], s[0][1]), pack<V::type>(s[0][2], s[0][3]), pack<V::type>(s[1][0], s[1][1]), pack<V::type>(s[1][2], s[1][3])};
 #pragma unroll
@@ -264,7 +267,7 @@ template <class V> struct scaled_p {
 template <class V, int Kind, bool Careful>
 CQSA_DEVICE void multiply_pv_codes(const decode_params& p, const block_memory<V>& mem, const step_place& at, const float (&s)[2][4], row_sums<V>& w) {
   using word = half_word<kind_bf16>;
-  const int lane = thread_index() % 32, row = at.group * 16 + (lane & 15);
+  const int lane = lane_of<V>(), row = at.group * 16 + (lane & 15);
   const unsigned char* panel = mem.panel(at.slot, 1);
   scaled_p<V> a;
   int group = -1;
@@ -291,10 +294,9 @@ CQSA_DEVICE void multiply_pv_codes(const decode_params& p, const block_memory<V>
         }
       }
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        mma<kind_bf16>(w.o[2 * (step + i) + n], a.high, b[n][0], b[n][1]);
-        mma<kind_bf16>(w.o[2 * (step + i) + n], a.low, b[n][0], b[n][1]);
-      }
+      for (int n = 0; n < 2; ++n) mma<kind_bf16>(w.o[2 * (step + i) + n], a.high, b[n][0], b[n][1]);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) mma<kind_bf16>(w.o[2 * (step + i) + n], a.low, b[n][0], b[n][1]);
     }
   }
 }

@@ -28,22 +28,26 @@ template <class S> struct warp_state {
 };
 
 // Ids and pages of the warp's first tiles, and the copies of its first one.
-template <class S> CQSA_DEVICE void begin_warp(const selected_params& p, const selected_place& x, const warp_memory<S>& mem, int64_t first, warp_state<S>& w) {
+template <class S>
+CQSA_DEVICE void begin_warp(const selected_params& p, const selected_place& x, const warp_memory<S>& mem, int64_t first, warp_state<S>& w) {
   constexpr int64_t apart = S::warps * S::cells;
-  entry_ahead ahead;
+  entry_ahead ahead, second, third;
   ask_for_id<S>(p, x, first, ahead);
+  ask_for_id<S>(p, x, first + apart, second);
+  ask_for_id<S>(p, x, first + 2 * apart, third);
   ask_for_page(p, x, ahead);
-  const bool there = place_cell<S>(p, x, mem, ahead);
+  ask_for_page(p, x, second);
+  const bool there = is_there(p, ahead);
   w.there = uint32_t(ballot<32>(there));
+  if (there) place_cell<S>(p, x, mem, ahead);
   if constexpr (S::codes) ask_for_scales<S>(p, x, there, ahead);
   lanes_barrier<32>();
-  if (first < x.count) copy_rows<S, 0>(p, mem);
+  if (first < x.count) copy_rows<S, 0>(p, mem, w.there);
   cp_async_commit();
-  if (first < x.count) copy_rows<S, 1>(p, mem);
+  if (first < x.count) copy_rows<S, 1>(p, mem, w.there);
   cp_async_commit();
-  ask_for_id<S>(p, x, first + apart, ahead);
-  ask_for_page(p, x, ahead);
-  ask_for_id<S>(p, x, first + 2 * apart, ahead);
+  ahead.page = second.page, ahead.row = second.row;
+  ahead.id = third.id, ahead.before = third.before;
   mem.ahead() = ahead;
 }
 
@@ -59,7 +63,8 @@ template <class S> CQSA_DEVICE void clear(selected_sums<S>& sums) {
       for (int i = 0; i < 4; ++i) sums.o[g][j][i] = 0.0f;
 }
 
-// One tile. The copies of k, then those of v, are under way.
+// One tile. The copies of k, then those of v, are under way. What is overwritten has been read by all lanes without a barrier of its own:
+// tiles went into products that the warp makes together, places into copies, scales into fragments, before the ballots here.
 template <class S>
 CQSA_DEVICE void take_tile(const selected_params& p, const block_memory_of<S>& block, int warp, int64_t first, warp_state<S>& w) {
   constexpr int64_t apart = S::warps * S::cells;
@@ -69,15 +74,15 @@ CQSA_DEVICE void take_tile(const selected_params& p, const block_memory_of<S>& b
   const bool more = first + apart < x.count;
   float change = 1.0f;
   entry_ahead ahead = mem.ahead();
-  lanes_barrier<32>();  // the places of this tile and the scales of the last one have been read
   if constexpr (S::codes) {
     const float up = next_up<S>(ahead, w.sums.up);
     change = quotient(up, w.sums.up);
     w.sums.up = up;
     store_scales<S>(mem, ahead, up);
   }
-  const bool next = place_cell<S>(p, x, mem, ahead);
+  const bool next = is_there(p, ahead);
   w.there = uint32_t(ballot<32>(next));
+  if (next) place_cell<S>(p, x, mem, ahead);
   if constexpr (S::codes) ask_for_scales<S>(p, x, next, ahead);
   ask_for_page(p, x, ahead);
   ask_for_id<S>(p, x, first + 3 * apart, ahead);
@@ -85,8 +90,7 @@ CQSA_DEVICE void take_tile(const selected_params& p, const block_memory_of<S>& b
   lanes_barrier<32>();  // k is there, and what has been stored above
   selected_logits<S> logits;
   multiply_keys<S>(mem, block.fragments(), p.head_dim, logits);
-  lanes_barrier<32>();  // k has been read
-  if (more) copy_rows<S, 0>(p, mem);
+  if (more) copy_rows<S, 0>(p, mem, w.there);
   cp_async_commit();
   const int row = thread_index() % 32 / 4;
   const float row_factor[2] = {block.row_factor()[row], block.row_factor()[row + 8]};
@@ -97,8 +101,7 @@ CQSA_DEVICE void take_tile(const selected_params& p, const block_memory_of<S>& b
   cp_async_wait<1>();
   lanes_barrier<32>();  // v is there
   add_values<S>(mem, logits, factor, p.head_dim_v, w.sums);
-  lanes_barrier<32>();  // v has been read
-  if (more) copy_rows<S, 1>(p, mem);
+  if (more) copy_rows<S, 1>(p, mem, w.there);
   cp_async_commit();
 }
 
@@ -141,16 +144,42 @@ template <class S> CQSA_DEVICE void close_row(const selected_params& p, const se
   store_u32(p.lse.data + 4 * offset_of(p.lse, 0, x.first_head + row, x.query, 0), bits_of(lse));
 }
 
-// Neighbouring threads have neighbouring channels.
-template <class S> CQSA_DEVICE void store_out(const selected_params& p, const selected_place& x, const block_memory_of<S>& mem) {
-#pragma unroll 4
-  for (int i = thread_index(); i < x.heads * S::d; i += S::warps * 32) {
-    const int row = i / S::d, c = i % S::d;
-    float sum = 0.0f;
+CQSA_DEVICE void store_quad(const gpu_view& x, int64_t at, const float4x& v) {
+  if (x.kind == kind_f32) {
+    *reinterpret_cast<float4x*>(x.data + 4 * at) = v;
+    return;
+  }
+  word2x w;
 #pragma unroll
-    for (int n = 0; n < S::warps; ++n) sum += mem.warp(n).sums()[row * S::sum_pitch + c];
+  for (int i = 0; i < 2; ++i)
+    w.x[i] = x.kind == kind_f16 ? pack_f16(v.x[2 * i], v.x[2 * i + 1]) : f32_to_bf16(v.x[2 * i]) | f32_to_bf16(v.x[2 * i + 1]) << 16;
+  *reinterpret_cast<word2x*>(x.data + 2 * at) = w;
+}
+
+// Neighbouring threads have neighbouring channels, four each.
+template <class S> CQSA_DEVICE void store_out(const selected_params& p, const selected_place& x, const block_memory_of<S>& mem) {
+#pragma unroll 2
+  for (int i = thread_index(); i < x.heads * (S::d / 4); i += S::warps * 32) {
+    const int row = i / (S::d / 4), c = i % (S::d / 4) * 4;
+    float4x out{{0.0f, 0.0f, 0.0f, 0.0f}};
+#pragma unroll
+    for (int n = 0; n < S::warps; ++n) {
+      const float4x part = *reinterpret_cast<const float4x*>(mem.warp(n).sums() + row * S::sum_pitch + c);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) out.x[k] += part.x[k];
+    }
     if (c >= p.head_dim_v) continue;
-    store_element(p.out.data, p.out.kind, offset_of(p.out, 0, x.first_head + row, x.query, c), sum / mem.row_factor()[row]);
+    const float sum = mem.row_factor()[row];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) out.x[k] = out.x[k] / sum;
+    const int64_t at = offset_of(p.out, 0, x.first_head + row, x.query, 0);
+    if (p.out.quads) {
+      store_quad(p.out, at + c, out);
+      continue;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      if (c + k < p.head_dim_v) store_element(p.out.data, p.out.kind, at + (c + k) * p.out.stride[3], out.x[k]);
   }
 }
 
@@ -161,13 +190,14 @@ template <class S> CQSA_DEVICE void selected_block(const selected_params& p) {
   barrier();
   const selected_place& x = mem.place();
   warp_state<S> w;
+  query_part<S> q;
+  with_kind<true>(p.q.kind, [&](auto kind) { load_part<S, decltype(kind)::value>(p, x, q); });
   begin_warp<S>(p, x, mem.warp(warp), warp * S::cells, w);
-  with_kind<true>(p.q.kind, [&](auto kind) { load_queries<S, decltype(kind)::value>(p, x, mem.fragments(), mem.row_factor()); });
+  store_queries<S>(p, q, mem.fragments(), mem.row_factor());
   barrier();
   clear<S>(w.sums);
 #pragma unroll 1
   for (uint32_t first = warp * S::cells; first < uint32_t(x.count); first += S::warps * S::cells) take_tile<S>(p, mem, warp, first, w);
-  cp_async_wait<0>();
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float l = quad_sum(w.sums.l[r]);

@@ -13,8 +13,6 @@
 
 namespace cqsa::gpu::sm80 {
 
-constexpr int64_t no_cell = INT64_MIN;
-
 // What a lane has asked for and not looked at yet: looking would wait for memory. While v is multiplied it waits in shared memory.
 struct alignas(16) entry_ahead {
   int32_t id, before;  // of the tile after the next one
@@ -28,6 +26,10 @@ template <class S> struct warp_memory {
   CQSA_DEVICE int64_t* place(int n) const { return reinterpret_cast<int64_t*>(base + 2 * S::tile_bytes + n * S::place_bytes); }
   CQSA_DEVICE float* scale(int n) const {  // [group][cell]
     return reinterpret_cast<float*>(base + 2 * (S::tile_bytes + S::place_bytes) + n * S::scale_bytes);
+  }
+  // Of cells 8 n + 2 l and the next, in a group of channels.
+  CQSA_DEVICE float2x cell_scales(int which, int group, int n) const {
+    return *reinterpret_cast<const float2x*>(scale(which) + group * S::cells + 8 * n + thread_index() % 4 * 2);
   }
   CQSA_DEVICE entry_ahead& ahead() const {  // the lane's
     unsigned char* at = base + 2 * (S::tile_bytes + S::place_bytes + S::scale_bytes);
@@ -82,14 +84,14 @@ template <class S> CQSA_DEVICE void ask_for_scales(const selected_params& p, con
   load_scales<S>(p, p.v_scale, offset_of(p.v_scale, e.page, x.kv_head, e.row, 0), p.head_dim_v, e.scales[1]);
 }
 
-// Whether the cell of the next tile is there; its places, in bytes, go to shared memory.
-template <class S> CQSA_DEVICE bool place_cell(const selected_params& p, const selected_place& x, const warp_memory<S>& mem, const entry_ahead& e) {
+CQSA_DEVICE bool is_there(const selected_params& p, const entry_ahead& e) { return e.page >= 0 && e.page < p.num_pages; }
+
+// The places of the lane's cell, in bytes, to shared memory.
+template <class S>
+CQSA_DEVICE void place_cell(const selected_params& p, const selected_place& x, const warp_memory<S>& mem, const entry_ahead& e) {
   const int lane = thread_index() % 32;
-  const bool there = e.page >= 0 && e.page < p.num_pages;
-  if (lane >= S::cells) return false;
-  mem.place(0)[lane] = there ? S::bytes * offset_of(p.k, e.page, x.kv_head, e.row, 0) : no_cell;
-  mem.place(1)[lane] = there ? S::bytes * offset_of(p.v, e.page, x.kv_head, e.row, 0) : no_cell;
-  return there;
+  mem.place(0)[lane] = S::bytes * offset_of(p.k, e.page, x.kv_head, e.row, 0);
+  mem.place(1)[lane] = S::bytes * offset_of(p.v, e.page, x.kv_head, e.row, 0);
 }
 
 // 16 bytes of a row element by element, zeros past `dim`.
@@ -102,28 +104,33 @@ template <class S> CQSA_DEVICE void copy_elements(unsigned char* to, const gpu_v
   }
 }
 
-// The rows of k (Which 0) or v (1) of the tile whose places are in shared memory.
-template <class S, int Which> CQSA_DEVICE void copy_rows(const selected_params& p, const warp_memory<S>& mem) {
+// The rows of k (Which 0) or v (1) of the tile whose places are in shared memory; bits of `there`: those that are.
+template <class S, int Which> CQSA_DEVICE void copy_rows(const selected_params& p, const warp_memory<S>& mem, uint32_t there) {
   constexpr int rows_at_once = 32 / S::chunks, steps = S::cells / rows_at_once;
   const gpu_view& view = Which ? p.v : p.k;
   const int dim = Which ? p.head_dim_v : p.head_dim;
-  const int lane = thread_index() % 32, c = lane % S::chunks;
+  const int lane = thread_index() % 32, c = lane % S::chunks, row0 = lane / S::chunks;
   const auto to = [&](int row) { return mem.tile(Which) + row * S::pitch + 16 * (c ^ (Which ? value_exchange(row) : key_exchange(row))); };
-  if (view.quads) {
-    const int left = dim * S::bytes - 16 * c, most = left < 0 ? 0 : left < 16 ? left : 16;
-    const char* from = view.data + (most > 0 ? 16 * c : 0);
-#pragma unroll 4
-    for (int i = 0; i < steps; ++i) {
-      const int row = i * rows_at_once + lane / S::chunks;
-      const int64_t at = mem.place(Which)[row];
-      cp_async_16(to(row), at == no_cell ? view.data : from + at, at == no_cell ? 0 : most);
+  if (view.quads && there == uint32_t((uint64_t(1) << S::cells) - 1) && dim == S::d) {  // mostly: nothing to ask
+    const char* from = view.data + 16 * c;
+    constexpr int batch = steps < 8 ? steps : 8;  // places are read ahead of the copies, which no compiler moves a read across
+#pragma unroll
+    for (int first = 0; first < steps; first += batch) {
+      int64_t at[batch];
+#pragma unroll
+      for (int i = 0; i < batch; ++i) at[i] = mem.place(Which)[(first + i) * rows_at_once + row0];
+#pragma unroll
+      for (int i = 0; i < batch; ++i) cp_async_16(to((first + i) * rows_at_once + row0), from + at[i]);
     }
     return;
   }
+  const int left = dim * S::bytes - 16 * c, most = left < 0 ? 0 : left < 16 ? left : 16;
 #pragma unroll 1
-  for (int row = lane / S::chunks; row < S::cells; row += rows_at_once) {
-    const int64_t at = mem.place(Which)[row];
-    copy_elements<S>(to(row), view, view.data + (at == no_cell ? 0 : at), 16 * c / S::bytes, at == no_cell ? 0 : dim);
+  for (int row = row0; row < S::cells; row += rows_at_once) {
+    const bool here = there >> row & 1;
+    const char* from = view.data + (here ? mem.place(Which)[row] : 0);
+    if (view.quads) cp_async_16(to(row), from + (here && most > 0 ? 16 * c : 0), here ? most : 0);
+    else copy_elements<S>(to(row), view, from, 16 * c / S::bytes, here ? dim : 0);
   }
 }
 

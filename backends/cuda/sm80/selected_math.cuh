@@ -45,34 +45,63 @@ template <class S> CQSA_DEVICE void store_query_quad(unsigned char* fragments, i
 CQSA_DEVICE float scale_up(float top) {
   const int exponent = int(bits_of(top) >> 23) - 127;
   if (top == 0.0f || exponent > 127) return 1.0f;
-  const int up = 13 - exponent < 100 ? 13 - exponent : 100;
-  return float_of(uint32_t(127 + (up < -100 ? -100 : up)) << 23);
+  return float_of(uint32_t(127 + (13 - exponent < 100 ? 13 - exponent : 100)) << 23);
+}
+
+// A thread's part of a row of q: every eighth four channels.
+template <class S> struct query_part {
+  static constexpr int each = S::warps * 32 / S::rows;  // threads of a row
+  static constexpr int quads = S::d / 4 / each;
+  float x[quads][4];
+};
+
+template <class S, int Kind> CQSA_DEVICE void load_part(const selected_params& p, const selected_place& x, query_part<S>& q) {
+  const int row = thread_index() / q.each, dim = row < x.heads ? p.head_dim : 0;
+  const int64_t at = dim ? offset_of(p.q, 0, x.first_head + row, x.query, 0) : 0;
+  if (p.q.quads) {
+    stored_quad<Kind> raw[q.quads];
+#pragma unroll
+    for (int n = 0; n < q.quads; ++n) {
+      const int c = 4 * (n * q.each + thread_index() % q.each);
+      raw[n] = c < dim ? load_quad<Kind>(p.q.data, at + c) : zero_quad<Kind>();
+    }
+#pragma unroll
+    for (int n = 0; n < q.quads; ++n) {
+      const float4x v = decode_quad<Kind>(raw[n]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) q.x[n][i] = v.x[i];
+    }
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < q.quads; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int c = 4 * (n * q.each + thread_index() % q.each) + i;
+      q.x[n][i] = c < dim ? load_element(p.q.data, Kind, at + c * p.q.stride[3]) : 0.0f;
+    }
 }
 
 // Fragments of q, and for each row what turns products with them into logits in units of ln 2.
-template <class S, int Kind>
-CQSA_DEVICE void load_queries(const selected_params& p, const selected_place& x, unsigned char* fragments, float* row_factor) {
-  constexpr int each = S::warps * 32 / S::rows;  // threads of a row
-  const int row = thread_index() / each, step = bytes_of(Kind);
-  const int dim = row < x.heads ? p.head_dim : 0;
-  const char* from = p.q.data + (dim ? step * offset_of(p.q, 0, x.first_head + row, x.query, 0) : 0);
-  const int64_t apart = p.q.stride[3] * step;
+template <class S> CQSA_DEVICE void store_queries(const selected_params& p, query_part<S>& q, unsigned char* fragments, float* row_factor) {
   float top = 0.0f;
-#pragma unroll 4
-  for (int c = thread_index() % each; c < dim; c += each) {
-    const float size = float_of(bits_of(load_element(from + c * apart, Kind, 0)) & 0x7fffffffu);
-    top = size < infinity() ? max_f32(top, size) : infinity();
-  }
 #pragma unroll
-  for (int mask = each / 2; mask > 0; mask /= 2) top = max_f32(top, shuffle_xor<32>(top, mask));
+  for (int n = 0; n < q.quads; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float size = float_of(bits_of(q.x[n][i]) & 0x7fffffffu);
+      top = size < infinity() ? max_f32(top, size) : infinity();
+    }
+#pragma unroll
+  for (int mask = q.each / 2; mask > 0; mask /= 2) top = max_f32(top, shuffle_xor<32>(top, mask));
   const float up = scale_up(top);
-  if (thread_index() % each == 0) row_factor[row] = p.softmax_scale * log2_e * quotient(1.0f, up);
-#pragma unroll 2
-  for (int c = thread_index() % each * 4; c < S::d; c += each * 4) {
-    float v[4];
+  const int row = thread_index() / q.each;
+  if (thread_index() % q.each == 0) row_factor[row] = p.softmax_scale * log2_e * quotient(1.0f, up);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = c + i < dim ? up * load_element(from + (c + i) * apart, Kind, 0) : 0.0f;
-    store_query_quad<S>(fragments, row, c, v);
+  for (int n = 0; n < q.quads; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) q.x[n][i] *= up;
+    store_query_quad<S>(fragments, row, 4 * (n * q.each + thread_index() % q.each), q.x[n]);
   }
 }
 
@@ -129,7 +158,8 @@ CQSA_DEVICE void multiply_group(const warp_memory<S>& mem, const unsigned char* 
   }
 }
 
-template <class S> CQSA_DEVICE void multiply_keys(const warp_memory<S>& mem, const unsigned char* fragments, int dim, selected_logits<S>& x) {
+template <class S>
+CQSA_DEVICE void multiply_keys(const warp_memory<S>& mem, const unsigned char* fragments, int dim, selected_logits<S>& x) {
   constexpr int tiles = S::cells / 8;
 #pragma unroll
   for (int n = 0; n < tiles; ++n) x.s[n][0] = x.s[n][1] = x.s[n][2] = x.s[n][3] = 0.0f;
@@ -140,7 +170,7 @@ template <class S> CQSA_DEVICE void multiply_keys(const warp_memory<S>& mem, con
 #pragma unroll
     for (int n = 0; n < tiles; ++n) {
       float2x scale{{1.0f, 1.0f}};
-      if constexpr (S::codes) scale = *reinterpret_cast<const float2x*>(mem.scale(0) + group * S::cells + 8 * n + thread_index() % 4 * 2);
+      if constexpr (S::codes) scale = mem.cell_scales(0, group, n);
 #pragma unroll
       for (int i = 0; i < 4; ++i) x.s[n][i] = S::codes ? fma_f32(c[n][i], scale.x[i % 2], x.s[n][i]) : x.s[n][i] + c[n][i];
     }
@@ -171,7 +201,8 @@ CQSA_DEVICE void softmax(uint32_t there, const float (&row_factor)[2], selected_
 #pragma unroll
       for (int i = 2 * r; i < 2 * r + 2; ++i) {
         const bool hidden = !(mine >> (8 * n + i % 2) & 1) && !CQSA_MUTANT(3);
-        x.s[n][i] = hidden ? -infinity() : product_f32(x.s[n][i], row_factor[r]);  // rounded: the largest less itself is 0 at any size
+        // Rounded, not fused with the difference below: the largest less itself is 0 at any size.
+        x.s[n][i] = hidden ? -infinity() : product_f32(x.s[n][i], row_factor[r]);
         top = max_f32(top, x.s[n][i]);
       }
     const float now = max_f32(sums.m[r], quad_max(top));
@@ -197,11 +228,12 @@ CQSA_DEVICE void softmax(uint32_t there, const float (&row_factor)[2], selected_
 template <class S> struct weight_fragments {
   uint32_t high[S::cells / 16][4], low[S::cells / 16][4];
 };
-template <class S> CQSA_DEVICE void make_weights(const warp_memory<S>& mem, const selected_logits<S>& x, int group, float up, weight_fragments<S>& w) {
+template <class S>
+CQSA_DEVICE void make_weights(const warp_memory<S>& mem, const selected_logits<S>& x, int group, float up, weight_fragments<S>& w) {
 #pragma unroll
   for (int n = 0; n < S::cells / 8; ++n) {
     float2x scale{{up, up}};
-    if constexpr (S::codes) scale = *reinterpret_cast<const float2x*>(mem.scale(1) + group * S::cells + 8 * n + thread_index() % 4 * 2);
+    if constexpr (S::codes) scale = mem.cell_scales(1, group, n);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float a = x.s[n][2 * r] * scale.x[0], b = x.s[n][2 * r + 1] * scale.x[1];
@@ -253,13 +285,15 @@ template <class S> CQSA_DEVICE void value_fragments(const value_words<S>& v, int
 // o = factor o + p v. The products of a tile are summed by themselves, in chains of two to four steps: the sums over all tiles are f32
 // additions to nearest, not those of the matrix unit, which cut.
 template <class S>
-CQSA_DEVICE void add_values(const warp_memory<S>& mem, const selected_logits<S>& x, const float (&factor)[2], int dim, selected_sums<S>& sums) {
+CQSA_DEVICE void add_values(const warp_memory<S>& mem, const selected_logits<S>& x, const float (&factor)[2], int dim,
+                            selected_sums<S>& sums) {
   constexpr int steps = S::cells / 16;
   weight_fragments<S> w;
   if constexpr (!S::codes) make_weights<S>(mem, x, 0, sums.up, w);
 #pragma unroll
   for (int group = 0; group < S::groups; ++group) {
-    if (64 * group >= dim) break;  // the rest is filling; and a branch keeps ptxas from putting off the additions below until they spill
+    // The rest is filling. And a branch keeps ptxas from putting off the additions below until their terms spill.
+    if (64 * group >= dim) break;
     if constexpr (S::codes) make_weights<S>(mem, x, group, sums.up, w);
     value_words<S> v[steps];
 #pragma unroll

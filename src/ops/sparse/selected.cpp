@@ -90,8 +90,10 @@ cqsa_status check_capture(const cqsa_attention_selected_args& args, uint64_t byt
   if (args.flags & CQSA_SELECTED_CHECK)
     return fail(CQSA_ERROR_CAPTURE_UNSAFE, "stream is being captured into a graph, but CQSA_SELECTED_CHECK waits for what is queued on it");
   if (bytes == 0 || args.workspace) return CQSA_OK;
-  return fail(CQSA_ERROR_CAPTURE_UNSAFE, "stream is being captured into a graph, where nothing can be allocated, and this call needs %" PRIu64
-                                         " bytes: pass them as args->workspace", bytes);
+  return fail(CQSA_ERROR_CAPTURE_UNSAFE,
+              "stream is being captured into a graph, where nothing can be allocated, and this call needs %" PRIu64
+              " bytes: pass them as args->workspace",
+              bytes);
 }
 
 cqsa_status check_workspace_bytes(const cqsa_attention_selected_args& args, uint64_t bytes) {

@@ -16,7 +16,8 @@ constexpr int64_t piece_bytes = int64_t{1} << 20;  // of a list, in host memory 
 // is copied when what is asked for is not in the piece that is here.
 class list_reader {
  public:
-  list_reader(const cqsa_context& context, const int32_t* data, int64_t rows, int64_t row_stride, int64_t columns, int64_t stride, void* stream)
+  list_reader(const cqsa_context& context, const int32_t* data, int64_t rows, int64_t row_stride, int64_t columns, int64_t stride,
+              void* stream)
       : context_(context), first_(reinterpret_cast<const char*>(data)), row_stride_(row_stride), stride_(stride), stream_(stream) {
     if (rows == 0 || columns == 0) return;  // nobody reads, and its strides may be anything
     for (const int64_t reach : {(rows - 1) * row_stride, (columns - 1) * stride}) (reach < 0 ? low_ : high_) += 4 * reach;
@@ -44,7 +45,8 @@ class list_reader {
     begin_ = end_ = 0;  // nothing is here until it has come
     cqsa_status status = backend.copy(context_.device, piece_, first_ + begin, uint64_t(size_), CQSA_COPY_TO_HOST, stream_);
     if (status == CQSA_OK) status = backend.stream_sync(context_.device, stream_);
-    if (status != CQSA_OK) return fail(status, "copying the lists to the host failed on backend %s: %s", backend.name, backend.last_error());
+    if (status != CQSA_OK)
+      return fail(status, "copying the lists to the host failed on backend %s: %s", backend.name, backend.last_error());
     begin_ = begin;
     end_ = begin + size_;
     return CQSA_OK;
@@ -77,20 +79,22 @@ struct lists {
     cell_out = cell;
     if (cell < 0) return fail(CQSA_ERROR_INDEX, "args->cells[%" PRId64 "][%" PRId64 "] is %" PRId32 ", wanted at least 0", i, n, cell);
     if (cell <= before)
-      return fail(CQSA_ERROR_INDEX, "args->cells[%" PRId64 "][%" PRId64 "] is %" PRId32 ", wanted more than the entry before it, %" PRId64, i, n,
-                  cell, before);
+      return fail(CQSA_ERROR_INDEX, "args->cells[%" PRId64 "][%" PRId64 "] is %" PRId32 ", wanted more than the entry before it, %" PRId64,
+                  i, n, cell, before);
     if (cell / leaf.page_size < leaf.pages) return CQSA_OK;
-    return fail(CQSA_ERROR_INDEX, "args->cells[%" PRId64 "][%" PRId64 "] is %" PRId32 ", which is in page %" PRId64 " of the sequence, but "
-                                  "args->page_table has %" PRId64 " pages of %" PRId64 " cells", i, n, cell, cell / leaf.page_size, leaf.pages,
-                leaf.page_size);
+    return fail(CQSA_ERROR_INDEX,
+                "args->cells[%" PRId64 "][%" PRId64 "] is %" PRId32 ", which is in page %" PRId64
+                " of the sequence, but "
+                "args->page_table has %" PRId64 " pages of %" PRId64 " cells",
+                i, n, cell, cell / leaf.page_size, leaf.pages, leaf.page_size);
   }
 
   cqsa_status check_query(int64_t i) {
     int32_t count = 0;
     CQSA_TRY(counts.read(i, 0, count));
     if (count < 0 || count > leaf.capacity)
-      return fail(CQSA_ERROR_INDEX, "args->counts[%" PRId64 "] is %" PRId32 ", wanted 0 to %" PRId64 ", the capacity of args->cells", i, count,
-                  leaf.capacity);
+      return fail(CQSA_ERROR_INDEX, "args->counts[%" PRId64 "] is %" PRId32 ", wanted 0 to %" PRId64 ", the capacity of args->cells", i,
+                  count, leaf.capacity);
     int64_t cell = -1, entry = -1;
     for (int64_t n = 0; n < count; ++n) {
       CQSA_TRY(check_cell(i, n, cell, cell));

@@ -54,8 +54,9 @@ cqsa_status check_tensors(const args_type& a) {
 
 cqsa_status check_precision(const cqsa_context& context, const args_type& a) {
   if (a.precision < 0 || a.precision > CQSA_PRECISION_F32)
-    return fail(CQSA_ERROR_UNKNOWN_FLAG, "args->precision is %" PRId32 ", which is no CQSA_PRECISION value that this version knows (0 to %d)",
-                a.precision, CQSA_PRECISION_F32);
+    return fail(CQSA_ERROR_UNKNOWN_FLAG,
+                "args->precision is %" PRId32 ", which is no CQSA_PRECISION value that this version knows (0 to %d)", a.precision,
+                CQSA_PRECISION_F32);
   if (a.precision == CQSA_PRECISION_FAST && a.q->dtype == CQSA_DTYPE_BF16 && context.chip.tier == 70)
     return fail(CQSA_ERROR_UNSUPPORTED, "args->precision is CQSA_PRECISION_FAST and args->q is bf16, which the tensor cores of this device "
                                         "(sm_70) do not multiply; CQSA_PRECISION_SPLIT, _F32 and _DEFAULT do without them");
@@ -107,7 +108,8 @@ cqsa_status check_dtypes(const args_type& a) {
   if (!is_float(q)) return fail_dtype("args->q", *a.q, "f32, f16 or bf16");
   if (k != q && k != CQSA_DTYPE_F16 && k != CQSA_DTYPE_I8)
     return fail(CQSA_ERROR_DTYPE, "args->k is %s, wanted the type of args->q, %s, or f16 or i8", dtype_name(k), dtype_name(q));
-  if (a.v->dtype != k) return fail(CQSA_ERROR_DTYPE, "args->v is %s, wanted the type of args->k, %s", dtype_name(a.v->dtype), dtype_name(k));
+  if (a.v->dtype != k)
+    return fail(CQSA_ERROR_DTYPE, "args->v is %s, wanted the type of args->k, %s", dtype_name(a.v->dtype), dtype_name(k));
   if (a.page_table->dtype != CQSA_DTYPE_I32) return fail_dtype("args->page_table", *a.page_table, "i32");
   if (a.cells->dtype != CQSA_DTYPE_I32) return fail_dtype("args->cells", *a.cells, "i32");
   if (a.counts->dtype != CQSA_DTYPE_I32) return fail_dtype("args->counts", *a.counts, "i32");
@@ -193,7 +195,8 @@ cqsa_status check_device(const cqsa_context& context, const cqsa_tensor& t, cons
                 backend.device_type, backend.name);
   if (context.is_host()) return CQSA_OK;
   if (t.device_id != context.device_index)
-    return fail(CQSA_ERROR_DEVICE, "%s is on device %" PRId32 ", the context is for device %" PRId32, name, t.device_id, context.device_index);
+    return fail(CQSA_ERROR_DEVICE, "%s is on device %" PRId32 ", the context is for device %" PRId32, name, t.device_id,
+                context.device_index);
   return check_pointer(context, t, name, answers);
 }
 
