@@ -77,6 +77,7 @@ CQSA_DEVICE void mma_m16n8k16_bf16(float (&c)[4], const uint32_t (&a)[4], const 
 }
 
 CQSA_DEVICE int thread_now() { return thread_index(); }
+CQSA_DEVICE int thread_in_loop() { return thread_index(); }
 CQSA_DEVICE uint32_t pack_f16(float low, float high) { return uint32_t(f32_to_f16(low)) | uint32_t(f32_to_f16(high)) << 16; }
 CQSA_DEVICE uint32_t pack_bf16(float low, float high) {
   const auto round = [](float x) {

@@ -58,39 +58,43 @@ template <class S> CQSA_DEVICE void softmax(const tile_memory<S>& mem, int warp,
   mem.lane_l(0) = l;
 }
 
+// Whether the warp has a row that sees something of the tile from key `first` on.
+template <class S> CQSA_DEVICE bool sees_tile(const attention_params& p, const tile_memory<S>& mem, int first) {
+  const warp_place me = place_of_warp<S>(mem);
+  const tile_window w = tile_of(window_of(p, mem.facts()), first, S::keys);
+  return me.active && w.hi + me.last_query > 0 && w.lo + me.first_query < w.keys;
+}
+
 template <class S, int Kind>
 CQSA_DEVICE void run_range_general(const attention_params& p, const tile_memory<S>& mem, row_sums<S>& sums) {
   const block_facts& f = mem.facts();
-  const warp_place me = place_of_warp<S>(mem);
-  const range_window window = window_of(p, f);
-  const int queries = f.queries;
-  // The first turn only looks up and sends for the first tile.
+  // The first turn only looks up and sends for the first tile. Where the block stands is read anew in each: registers are for the
+  // sums.
 #pragma unroll 1
-  for (int first = window.first - S::keys; first < window.end; first += S::keys) {
-    const int turn = first / S::keys & 1, next = first + S::keys;
-    const bool more = next < window.end, real = next > window.first;
-    const tile_window w = tile_of(window, first, S::keys);
-    const bool visible = w.hi + me.last_query > 0 && w.lo + me.first_query < w.keys;  // something, to this warp
-    const bool busy = real && me.active && visible;
+  for (int first = int(f.first) - S::keys; first < int(f.end); first += S::keys) {
+    const int turn = first / S::keys & 1;
+    const bool more = first + S::keys < int(f.end), real = first >= int(f.first);
+    const bool busy = real && sees_tile<S>(p, mem, first);
+    const auto here = [&] { return tile_of(window_of(p, f), first, S::keys); };
     logit_tile<S> x;
     cp_async_wait<0>();
     barrier();
     if (real) load_keys<S, Kind, S::dv, 1>(p, mem, turn, mem.v(0));
     cp_async_commit();
-    if (more) find_keys<S>(p, mem, turn ^ 1, next, window.end);
-    if (real && (p.mask.data || p.bias.data)) load_addend<S>(p, mem, w, f.range.row + first + f.mask_shift);
-    if (busy && p.scale_k == scale_per_group) multiply_qk_grouped<S, Kind>(p, mem, turn, me.warp, x);
-    else if (busy) multiply_qk<S, Kind>(mem, mem.k(0), me.warp, x);
+    if (more) find_keys<S>(p, mem, turn ^ 1, first + S::keys, f.end);
+    if (real && (p.mask.data || p.bias.data)) load_addend<S>(p, mem, here(), f.range.row + first + f.mask_shift);
+    if (busy && p.scale_k == scale_per_group) multiply_qk_grouped<S, Kind>(p, mem, turn, thread_now() / 32, x);
+    else if (busy) multiply_qk<S, Kind>(mem, mem.k(0), thread_now() / 32, x);
     cp_async_wait<0>();
     barrier();
     if (more) load_keys<S, Kind, S::d, 0>(p, mem, turn ^ 1, mem.k(0));
     cp_async_commit();
     if (busy) {
-      fix_logits<S>(p, mem, w, f.range.pos + first, turn, me.warp, x);
-      softmax<S>(mem, me.warp, x, sums);
+      fix_logits<S>(p, mem, here(), f.range.pos + first, turn, thread_now() / 32, x);
+      softmax<S>(mem, thread_now() / 32, x, sums);
     }
-    if (real && (is_partly_hidden(w, queries) || p.mask.data || p.bias.data))
-      settle_wild_values<S, Kind>(mem, w, me.warp, busy, mem.v(0), x, sums);
+    if (real && (is_partly_hidden(here(), f.queries) || p.mask.data || p.bias.data))
+      settle_wild_values<S, Kind>(mem, here(), thread_now() / 32, busy, mem.v(0), x, sums);
     if (!busy) continue;
     if (p.scale_v != scale_none) multiply_pv_scaled<S, Kind>(mem.key_factor(turn) + 2 * S::keys, mem.v(0), x, sums);
     else multiply_pv<S, Kind>(mem.v(0), x, sums);

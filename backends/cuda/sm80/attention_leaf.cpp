@@ -107,7 +107,7 @@ void fill_runs(const cqsa_attention_leaf& a, attention_params* p) {
 // Fewer rows a block where there would be less than one for each multiprocessor otherwise.
 bool wants_small_tiles(void* device, const cqsa_attention_leaf& a, const variant& v) {
   const int64_t rows = a.num_heads * larger(a.seqlen_q, 1) * a.batch;
-  return divide_up(rows, v.plain_rows) < facts_of(device).compute_units;
+  return v.general_rows < v.plain_rows && divide_up(rows, v.plain_rows) < facts_of(device).compute_units;
 }
 
 cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* memory, uint64_t bytes, const cqsa_exec*, void* stream) {

@@ -12,13 +12,16 @@ namespace cqsa::gpu::sm80 {
 
 constexpr float log2_of_e = 1.4426950408889634f;
 
+// General kernels have no registers for addresses.
+template <class S> CQSA_DEVICE int thread_of_loop() { return S::general ? thread_now() : thread_in_loop(); }
+
 template <class S> struct row_sums {
   float o[S::m_tiles][S::dv / 8][4];
 };
 // The largest logit so far of each row, natural units, is in shared memory, as is l: registers are for the sums. All lanes of a quad
 // write the same to it and each reads what it wrote.
 template <class S> CQSA_DEVICE float& maximum_of(const tile_memory<S>& mem, int warp, int mt, int r) {
-  return mem.row_m()[(warp * S::m_tiles + mt) * 16 + 8 * r + thread_index() % 32 / 4];
+  return mem.row_m()[(warp * S::m_tiles + mt) * 16 + 8 * r + thread_of_loop<S>() % 32 / 4];
 }
 template <class S> struct logit_tile {
   float s[S::m_tiles][S::keys / 8][4];
@@ -51,7 +54,7 @@ template <int D, bool RowsFirst> struct matrix_place {
 
 // The fragments of q for channels 16 step .. of a warp.
 template <class S> CQSA_DEVICE void read_queries(const tile_memory<S>& mem, int step, int warp, uint32_t (&a)[S::m_tiles][4]) {
-  const matrix_place<S::d, true> place(mem.q(), warp * 16 * S::m_tiles, thread_index());
+  const matrix_place<S::d, true> place(mem.q(), warp * 16 * S::m_tiles, thread_of_loop<S>());
 #pragma unroll
   for (int mt = 0; mt < S::m_tiles; ++mt) ldmatrix_x4(a[mt], place.at(mt, step));
 }
@@ -68,7 +71,7 @@ template <class S> CQSA_DEVICE void clear_logits(logit_tile<S>& x) {
 // s = q k^T.
 template <class S, int Kind>
 CQSA_DEVICE void multiply_qk(const tile_memory<S>& mem, const unsigned char* keys, int warp, logit_tile<S>& x) {
-  const matrix_place<S::d, false> place(keys, 0, thread_index());
+  const matrix_place<S::d, false> place(keys, 0, thread_of_loop<S>());
   clear_logits<S>(x);
 #pragma unroll
   for (int step = 0; step < S::d / 16; ++step) {

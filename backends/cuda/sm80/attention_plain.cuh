@@ -57,7 +57,7 @@ template <class S, int D, bool Values> CQSA_DEVICE void send_tile(const attentio
   const int left = plan.keys - n * S::keys;
   if (left <= 0) return;
   const gpu_view& x = Values ? p.v : p.k;
-  const int t = thread_index();
+  const int t = thread_in_loop();
   const int64_t at = (Values ? plan.v_at : plan.k_at) + (int64_t(n) * S::keys + t / layout::group) * x.stride[2];
   copy_rows<S, D, S::keys>(to, x.data + 2 * at + t % layout::group * 16, 2 * x.stride[2], left, Values ? p.head_dim_v : p.head_dim);
 }
@@ -107,7 +107,7 @@ template <class S, int Kind>
 CQSA_DEVICE void run_range_plain(const attention_params& p, const tile_memory<S>& mem, row_sums<S>& sums) {
   const block_facts& f = mem.facts();
   const range_plan& plan = plan_of<S>(mem);
-  const int warp = thread_index() / 32;
+  const int warp = thread_in_loop() / 32;
   plan_warp<S>(p, mem);
 #pragma unroll 1
   for (int n = 0; n < plan.tiles; ++n) {

@@ -50,7 +50,7 @@ template <class S, int D, int Rows> struct copy_plan {
 template <class S, int D, int Rows>
 CQSA_DEVICE void copy_rows(unsigned char* to, const char* from, int64_t row_bytes, int rows, int channels) {
   using plan = copy_plan<S, D, Rows>;
-  const int t = thread_index(), chunk = t % plan::group, row0 = t / plan::group;
+  const int t = thread_in_loop(), chunk = t % plan::group, row0 = t / plan::group;
   unsigned char* at = to + row0 * (2 * D) + 16 * swizzled<D>(row0, CQSA_MUTANT(11) ? chunk ^ 1 : chunk);
 #pragma unroll
   for (int n = 0; n < plan::passes; ++n) {

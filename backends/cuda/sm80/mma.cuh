@@ -33,6 +33,15 @@ CQSA_DEVICE int thread_now() {
   return x;
 }
 
+// For the addresses of loops: the compiler may keep them from turn to turn where it has the registers; for sm_80 it spills others then.
+CQSA_DEVICE int thread_in_loop() {
+#if __CUDA_ARCH__ >= 900
+  return thread_index();
+#else
+  return thread_now();
+#endif
+}
+
 // Two floats to halves, the first one in the low bits; to nearest, ties to even.
 CQSA_DEVICE uint32_t pack_f16(float low, float high) {
   uint32_t bits;
