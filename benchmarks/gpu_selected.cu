@@ -192,7 +192,7 @@ static problem make_problem(bool codes, int64_t context) {
 
 static void free_problem(problem& x) {
   const cqsa_selected_leaf& a = x.leaf;
-  for (const void* p : {a.q.data, a.k.data, a.v.data, a.k_scale.data, a.v_scale.data, a.lse.data}) CHECK_CUDA(cudaFree(const_cast<void*>(p)));
+  for (void* p : {a.q.data, a.k.data, a.v.data, a.k_scale.data, a.v_scale.data, a.lse.data}) CHECK_CUDA(cudaFree(p));
   for (const int32_t* p : {a.page_table, a.cells, a.counts}) CHECK_CUDA(cudaFree(const_cast<int32_t*>(p)));
   for (float* p : x.out) CHECK_CUDA(cudaFree(p));
 }
@@ -217,7 +217,8 @@ __global__ void check_query(selected_params p, outputs got, const int32_t* sampl
   double top = -1e300, l = 0;
   for (int n = threadIdx.x; n < count; n += 256) {
     double x = 0;
-    for (int c = 0; c < dim; ++c) x += double(load_element(p.q.data, kind_f32, offset_of(p.q, 0, h, query, c))) * value(p.k, p.k_scale, n, c);
+    for (int c = 0; c < dim; ++c)
+      x += double(load_element(p.q.data, kind_f32, offset_of(p.q, 0, h, query, c))) * value(p.k, p.k_scale, n, c);
     s[n] = x / 16.0;
     top = s[n] > top ? s[n] : top;
   }
@@ -276,7 +277,8 @@ static bool check(const problem& x, int64_t context, bool codes) {
   const double fast = worst[CQSA_PRECISION_FAST], split = worst[CQSA_PRECISION_SPLIT], f32 = worst[CQSA_PRECISION_F32];
   const bool right = split <= std::max(4 * f32, 1e-6 * worst[0]) && double(apart) <= 1e-4 * double(largest) && fast <= 5e-3 * worst[0];
   std::printf("%-4s %6lld: errors fast %.2e split %.2e f32 %.2e, largest |out| %.2f; split less f32 everywhere %.2e of %.2f%s\n",
-              codes ? "int8" : "f16", (long long)context, fast, split, f32, worst[0], double(apart), double(largest), right ? "" : " WRONG");
+              codes ? "int8" : "f16", (long long)context, fast, split, f32, worst[0], double(apart), double(largest),
+              right ? "" : " WRONG");
   for (void* q : {(void*)where, (void*)scratch, (void*)error, (void*)words}) CHECK_CUDA(cudaFree(q));
   return right;
 }

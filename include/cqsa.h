@@ -795,13 +795,14 @@ CQSA_API void cqsa_kv_args_init(cqsa_kv_args *args, uint64_t size);
 CQSA_API cqsa_status cqsa_kv_append(cqsa_context *context, const cqsa_kv_args *args, void *stream);
 
 /* Reads rows back into x: what the cache has, computed in f32 as above, then rounded to the type of x. Rows of a Q4_0 cache are not
- * rotated back: cqsa_hadamard() does, which is its own inverse. stream, errors and thread class: as cqsa_kv_append(). Since 0.1. */
+ * rotated back: cqsa_hadamard() does, which is its own inverse. stream and errors: as cqsa_kv_append(). Thread class: const (context).
+ * Since 0.1. */
 CQSA_API cqsa_status cqsa_kv_gather(cqsa_context *context, const cqsa_kv_args *args, void *stream);
 
 /* out = x H along the last axis, H[a,b] = (-1)^popcount(a & b) / sqrt(n), whose size n is a power of two, 1 to 4096. In f32: for
  * h = 1, 2, 4, .. n/2 every pair (x[i], x[i + h]) with i & h = 0 becomes its sum and difference; then times 1/sqrt(n), rounded to
  * f32; then rounded to the type of out. x, out: F32, F16, BF16, 1 to 4 axes, of one shape; out may be exactly x (same data, type and
- * strides). stream, errors and thread class: as cqsa_kv_append(). Since 0.1. */
+ * strides). stream and errors: as cqsa_kv_append(). Thread class: const (context). Since 0.1. */
 CQSA_API cqsa_status cqsa_hadamard(cqsa_context *context, const cqsa_tensor *x, const cqsa_tensor *out, void *stream);
 
 #ifdef __cplusplus

@@ -5,7 +5,8 @@
     python3 tools/sm70_counts.py FOLDER        FOLDER has <kernel>.ptx; those that are missing are left out
 
 The kernels mark their phases (CQSA_SM70_PHASE in backends/cuda/sm70/pack.cuh). Counts are of one warp and one tile: both loops are
-unrolled, so that what stands between two marks runs once. The rows below "published" follow from what is known of that kernel: the
+unrolled, so that what stands between two marks runs once; only, the stores of q k^T and the loads beside them are there twice, for
+scales of 32 channels, and then run twice. The rows below "published" follow from what is known of that kernel: the
 same 16 rows by 32 keys by 64 channels of a warp, but q read again from shared memory for each chunk, int8 values fetched byte by byte,
 one buffer.
 """

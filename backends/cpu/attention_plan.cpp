@@ -347,7 +347,7 @@ int32_t tiles_of(const kernel_target& target, const cqsa_attention_leaf* leaf, c
     if (count && bytes >= last) continue;
     if (!count) best = list[i].efficiency;
     last = bytes;
-    out[count++] = {sized.tile_q, sized.tile_k, list[i].efficiency / best};
+    out[count++] = {sized.tile_q, sized.tile_k, list[i].efficiency / best, 0};
   }
   return count;
 }

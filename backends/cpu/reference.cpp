@@ -108,7 +108,7 @@ cqsa_status probe(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) 
 
 int32_t tiles(const cqsa_attention_leaf* leaf, cqsa_leaf_tile* out, int32_t capacity) {
   // The efficiency is against the fast kernels, whose rate is the one that predictions know.
-  if (capacity > 0) *out = {1, leaf->seqlen_k > 0 ? leaf->seqlen_k : 1, 0.002};
+  if (capacity > 0) *out = {1, leaf->seqlen_k > 0 ? leaf->seqlen_k : 1, 0.002, 0};
   return capacity > 0;
 }
 

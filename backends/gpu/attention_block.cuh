@@ -86,17 +86,27 @@ CQSA_DEVICE void whole_problem(const attention_params& p, block_facts& f) {
   f.position = p.top_left ? 0 : k_len - q_len;
 }
 
+// Of numbers that are not negative. A division of 64 bits takes a hundred instructions, and everyone waits for those of begin_block.
+CQSA_DEVICE int64_t divide_i64(int64_t a, int64_t b) {
+  if ((a | b) >> 31 == 0) return uint32_t(a) / uint32_t(b);
+  return a / b;
+}
+
 // One thread: which rows are the block's.
 CQSA_DEVICE void begin_block(const attention_params& p, block_facts& f) {
   const int64_t unit = p.first_unit + block_index_x();
   const int64_t inner = p.batch * p.num_kv_heads * p.head_groups;
-  const int64_t tile = p.longest_first ? p.q_tiles - 1 - unit / inner : unit % p.q_tiles;
-  int64_t rest = p.longest_first ? unit % inner : unit / p.q_tiles;
-  const int64_t part = rest % p.head_groups * p.heads_packed;
-  rest /= p.head_groups;
-  f.kv_head = rest % p.num_kv_heads;
-  f.batch = rest / p.num_kv_heads;
-  const int64_t group_heads = p.num_heads / p.num_kv_heads;
+  const int64_t outer = divide_i64(unit, p.longest_first ? inner : p.q_tiles);
+  const int64_t inside = unit - outer * (p.longest_first ? inner : p.q_tiles);
+  const int64_t tile = p.longest_first ? p.q_tiles - 1 - outer : inside;
+  int64_t rest = p.longest_first ? inside : outer;
+  int64_t up = divide_i64(rest, p.head_groups);
+  const int64_t part = (rest - up * p.head_groups) * p.heads_packed;
+  rest = up;
+  up = divide_i64(rest, p.num_kv_heads);
+  f.kv_head = rest - up * p.num_kv_heads;
+  f.batch = up;
+  const int64_t group_heads = divide_i64(p.num_heads, p.num_kv_heads);
   f.first_head = f.kv_head * group_heads + part;
   f.heads = int32_t(min_i64(group_heads - part, p.heads_packed));
   if (p.num_groups == 0) {

@@ -32,13 +32,15 @@ int main(void) {
   params.dtype_q = params.dtype_kv = CQSA_DTYPE_F32;
   params.causal = CQSA_CAUSAL_TOP_LEFT;
 
+  cqsa_context_params where = CQSA_CONTEXT_PARAMS_INIT;
+  where.backend = "cpu"; /* on a GPU the workspace would be device memory */
   cqsa_context *context = NULL;
   cqsa_plan *plan = NULL;
   uint64_t bytes = 0;
   char line[512];
   void *workspace = NULL;
   float *data = calloc((size_t)4 * HEADS * TOKENS * DIM, sizeof(float));
-  cqsa_status status = data ? cqsa_context_create(NULL, &context) : CQSA_ERROR_OUT_OF_HOST_MEMORY;
+  cqsa_status status = data ? cqsa_context_create(&where, &context) : CQSA_ERROR_OUT_OF_HOST_MEMORY;
   if (status == CQSA_OK) status = cqsa_attention_plan_create(context, &params, &plan);
   if (status == CQSA_OK) status = cqsa_plan_line(plan, NULL, line, sizeof line, NULL);
   if (status == CQSA_OK) status = cqsa_workspace_query(plan, &bytes);

@@ -118,8 +118,8 @@ def test_surface():
     assert keywords == [
         "causal", "softmax_scale", "window", "softcap", "mask", "bias", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k",
         "seqused_k", "page_table", "k_scale", "v_scale", "kv_group", "layout", "memory_limit", "host_memory_limit",
-        "pinned_memory_limit", "backend", "schedule", "cqs", "deterministic", "batch_invariant", "dtype", "out", "return_lse",
-        "return_info", "progress", "stream"]
+        "pinned_memory_limit", "backend", "schedule", "cqs", "deterministic", "batch_invariant", "precision", "dtype", "out",
+        "return_lse", "return_info", "progress", "stream"]
     assert list(inspect.signature(cqsa.attention_merge).parameters) == ["out_a", "lse_a", "out_b", "lse_b"]
     assert list(inspect.signature(cqsa.attention_selected).parameters) == [
         "q", "k", "v", "page_table", "cells", "counts", "softmax_scale", "precision", "k_scale", "v_scale", "kv_group", "check", "dtype",

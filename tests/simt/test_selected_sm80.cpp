@@ -44,7 +44,8 @@ std::vector<selected_check> small_checks() {
            {CQSA_DTYPE_I8, 128, 300}, {CQSA_DTYPE_F16, 64, 200}, {CQSA_DTYPE_I8, 131, 290}})
     checks.push_back([type = type, dim = dim, capacity = capacity] {
       selected_shape_of_problem s;
-      s.kv_type = type, s.head_dim = s.head_dim_v = dim, s.capacity = capacity, s.total_q = 1, s.kv_heads = 1, s.group_heads = 11, s.pool = 60;
+      s.kv_type = type, s.head_dim = s.head_dim_v = dim, s.capacity = capacity;
+      s.total_q = 1, s.kv_heads = 1, s.group_heads = 11, s.pool = 60;
       s.precision = CQSA_PRECISION_SPLIT;
       std::string text;
       for (uint64_t seed = 1; seed <= 2 && text.empty(); ++seed) text = check(s, seed);

@@ -55,7 +55,10 @@ std::vector<check_function> small_checks() {
     p.leaf.causal = CQSA_CAUSAL_TOP_LEFT, p.leaf.softcap = 2;
     for (int64_t c = 0; c < 64; ++c) p.v.write(0, 0, 19, c, nan64), p.v.write(0, 1, 60, c, inf);
   });
-  add(CQSA_PRECISION_SPLIT, plain(1, 1, 1, 20, 110, 256, 256, CQSA_DTYPE_F32), [](problem& p) { set_int8(p, 64, 3); });
+  add(CQSA_PRECISION_SPLIT, plain(1, 1, 1, 20, 110, 256, 256, CQSA_DTYPE_F32), [](problem& p) {
+    set_int8(p, 64, 3);
+    for (int64_t r = 0; r < 20; r += 4) p.q.write(0, 0, r, 5, 130);  // more than f16 holds, but for the row's power of two
+  });
   add(CQSA_PRECISION_FAST, plain(1, 2, 1, 20, 90, 36, 24, CQSA_DTYPE_F16), [](problem& p) { p.rects = {{0, 0, 20, 10, 0, 0, 0}, {0, 10, 20, 80, 0, 10, 0}}; });
   auto state = std::make_shared<problem>(plain(1, 2, 1, 50, 100, 24, 20, CQSA_DTYPE_F16));
   run_reference(*state);

@@ -66,3 +66,69 @@ TEST_CASE("simt sm80 attention: random problems") {
   }
   CHECK(taken * 3 >= int(count));
 }
+
+namespace {
+
+// Problems for the mutants: few, but each form of kernel, hidden pairs with NaN under them, and a state.
+const std::vector<uint64_t>& mutant_seeds() {
+  static const std::vector<uint64_t> seeds = [] {
+    heap h;
+    std::vector<uint64_t> out;
+    for (uint64_t seed = 1; seed <= 60; ++seed)
+      if (check(h, seed) == "") out.push_back(seed);
+    return out;
+  }();
+  return seeds;
+}
+
+// Whether one of them fails, in a process of its own, which a mutant may crash.
+bool fails_apart() {
+  const std::vector<uint64_t>& seeds = mutant_seeds();
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    if (!std::freopen("/dev/null", "w", stderr)) _exit(2);
+    std::signal(SIGSEGV, SIG_DFL), std::signal(SIGABRT, SIG_DFL), std::signal(SIGFPE, SIG_DFL);  // not Catch's report
+    heap h;
+    for (const uint64_t seed : seeds)
+      if (!check(h, seed).empty()) _exit(1);
+    _exit(0);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  return !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+}  // namespace
+
+TEST_CASE("simt sm80 attention: every mutant is noticed") {
+  REQUIRE(!fails_apart());
+  for (int mutant = 11; mutant <= 13; ++mutant) {
+    INFO("CQSA_MUTANT(" << mutant << ")");
+    cqsa_simt_mutant = mutant;
+    CHECK(fails_apart());
+    cqsa_simt_mutant = 0;
+  }
+}
+
+TEST_CASE("simt sm80 attention: every meeting place is needed") {
+  simt::record_sites(true);
+  REQUIRE([] {
+    heap h;
+    for (const uint64_t seed : mutant_seeds())
+      if (!check(h, seed).empty()) return false;
+    return true;
+  }());
+  const std::vector<simt::call_site> sites = simt::recorded_sites();
+  simt::record_sites(false);
+  CHECK(sites.size() > 20);
+  std::string missed;
+  int num_missed = 0;
+  for (const simt::call_site& site : sites) {
+    simt::leave_out(&site);
+    if (!fails_apart()) missed += " " + site.what + " at " + site.file + ":" + std::to_string(site.line), ++num_missed;
+    simt::leave_out(nullptr);
+  }
+  WARN(sites.size() << " meeting places, not needed:" << missed);
+  CHECK(num_missed <= 6);
+}

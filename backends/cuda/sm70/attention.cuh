@@ -71,7 +71,8 @@ template <class Shape, int Parts> CQSA_DEVICE void clear(sm70_chains<Shape, Part
 
 // What the chains have of the logits, times the scale of their 32 or 64 channels, to shared memory; added to what is there when `more`.
 template <class Shape, int Parts>
-CQSA_DEVICE void store_logits(const sm70_memory<Shape>& mem, const sm70_place& x, const sm70_chains<Shape, Parts>& c, int group, bool more) {
+CQSA_DEVICE void store_logits(const sm70_memory<Shape>& mem, const sm70_place& x, const sm70_chains<Shape, Parts>& c, int group,
+                              bool more) {
 #pragma unroll
   for (int kb = 0; kb < 2; ++kb)
 #pragma unroll
@@ -103,7 +104,7 @@ CQSA_DEVICE void store_logits(const sm70_memory<Shape>& mem, const sm70_place& x
 template <class Shape, int Parts>
 CQSA_DEVICE void multiply_qk(const sm70_memory<Shape>& mem, const sm70_place& x, const sm70_operand<Shape>& q, bool break_chains) {
   sm70_chains<Shape, Parts> c;
-  const int key = 8 * x.h + 4 * x.half + x.l;
+  const int key = (8 * x.h + 4 * x.half + x.l) ^ int(CQSA_MUTANT(2));
   CQSA_SM70_PHASE("scores", Parts);
   clear<Shape, Parts>(c);
 #pragma unroll
@@ -111,7 +112,7 @@ CQSA_DEVICE void multiply_qk(const sm70_memory<Shape>& mem, const sm70_place& x,
     word4x w[2];
     forget_loads();
 #pragma unroll
-    for (int kb = 0; kb < 2; ++kb) w[kb] = read_piece(mem.tile(0) + piece_at<Shape>(CQSA_MUTANT(2) ? (16 * kb + key) ^ 1 : 16 * kb + key, 8 * x.warp + j));
+    for (int kb = 0; kb < 2; ++kb) w[kb] = read_piece(mem.tile(0) + piece_at<Shape>(16 * kb + key, 8 * x.warp + j));
 #pragma unroll
     for (int step = 0; step < 2; ++step)
 #pragma unroll
@@ -152,7 +153,8 @@ template <class Shape> CQSA_DEVICE power_pair scale_p(const attention_params& p,
 
 // p times the scale of v, as operands, for step s: 4 keys.
 template <class Shape>
-CQSA_DEVICE void take_p(const sm70_memory<Shape>& mem, const sm70_place& x, float up, int s, uint32_t (&out)[Shape::blocks][Shape::parts][2]) {
+CQSA_DEVICE void take_p(const sm70_memory<Shape>& mem, const sm70_place& x, float up, int s,
+                        uint32_t (&out)[Shape::blocks][Shape::parts][2]) {
   float4x scale = *reinterpret_cast<const float4x*>(mem.scale(1) + (2 * x.warp + x.half) * Shape::keys + 4 * s);
 #pragma unroll
   for (int n = 0; n < 4; ++n) scale.x[n] = product_f32(scale.x[n], up);
@@ -172,7 +174,8 @@ CQSA_DEVICE void take_p(const sm70_memory<Shape>& mem, const sm70_place& x, floa
 
 // For mutant 11: the running sums into the chains, or back.
 template <bool In, int Blocks>
-CQSA_DEVICE void move_sums(float (&o)[Blocks][4][8], float (&c)[Blocks][2][8], int j, const float (&factor)[Blocks][2], const power_pair& power) {
+CQSA_DEVICE void move_sums(float (&o)[Blocks][4][8], float (&c)[Blocks][2][8], int j, const float (&factor)[Blocks][2],
+                           const power_pair& power) {
 #pragma unroll
   for (int b = 0; b < Blocks; ++b)
 #pragma unroll
@@ -304,7 +307,8 @@ CQSA_DEVICE void store_pair(const gpu_view& out, int64_t at, float a, float b) {
   if (out.kind == kind_f32) {
     *reinterpret_cast<float2x*>(out.data + 4 * at) = float2x{{a, b}};
   } else {
-    const uint32_t low = out.kind == kind_f16 ? f32_to_f16(a) : f32_to_bf16(a), high = out.kind == kind_f16 ? f32_to_f16(b) : f32_to_bf16(b);
+    const uint32_t low = out.kind == kind_f16 ? f32_to_f16(a) : f32_to_bf16(a);
+    const uint32_t high = out.kind == kind_f16 ? f32_to_f16(b) : f32_to_bf16(b);
     *reinterpret_cast<uint32_t*>(out.data + 2 * at) = low | high << 16;
   }
 }

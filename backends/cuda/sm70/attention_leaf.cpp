@@ -24,11 +24,12 @@ namespace {
 
 const char* why_not(const cqsa_attention_leaf& leaf) {
   if (const char* text = why_no_gpu(leaf)) return text;
-  if (const char* text = why_no_sm70(leaf.chip.tier, leaf.precision, leaf.q.dtype, leaf.k.dtype, leaf.v.dtype, leaf.head_dim, leaf.head_dim_v))
-    return text;
+  const cqsa_dtype k = leaf.k.dtype, v = leaf.v.dtype;
+  const char* text = why_no_sm70(leaf.chip.tier, leaf.precision, leaf.q.dtype, k, v, leaf.head_dim, leaf.head_dim_v);
+  if (text) return text;
   const bool grouped = leaf.scale_k == CQSA_SCALE_GROUP || leaf.scale_v == CQSA_SCALE_GROUP;
   if (grouped && leaf.kv_group % 32) return "kv_group is a multiple of 32";
-  const bool plain_k = leaf.k.dtype == CQSA_DTYPE_I8 || leaf.scale_k == CQSA_SCALE_NONE, plain_v = leaf.v.dtype == CQSA_DTYPE_I8 || leaf.scale_v == CQSA_SCALE_NONE;
+  const bool plain_k = k == CQSA_DTYPE_I8 || leaf.scale_k == CQSA_SCALE_NONE, plain_v = v == CQSA_DTYPE_I8 || leaf.scale_v == CQSA_SCALE_NONE;
   return plain_k && plain_v ? nullptr : "f16 keys and values have no scales";
 }
 
@@ -98,7 +99,7 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
 
 }  // namespace
 
-extern const cqsa_attention_impl sm70_attention_impl = {"cuda_sm70", "Volta, f16 q (or f32 where FAST or SPLIT is asked), f16 or int8 k and v, head_dim to 256",
-                                                        probe, tiles, workspace, launch_leaf, nullptr};
+extern const cqsa_attention_impl sm70_attention_impl = {
+    "cuda_sm70", "Volta, f16 q (or f32 where FAST or SPLIT is asked), f16 or int8 k and v, head_dim to 256", probe, tiles, workspace, launch_leaf, nullptr};
 
 }  // namespace cqsa::gpu

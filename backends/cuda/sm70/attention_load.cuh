@@ -16,12 +16,13 @@ template <class Shape> struct sm70_stage {
 
 CQSA_DEVICE float load_f16(const char* data, int64_t i) { return f16_to_f32(uint16_t(load_u16(data + 2 * i))); }
 
-// Scale of the 32 channels `group` of a key. Which: 0 for k, 1 for v.
+// Scale of the 32 channels `group` of a key, 0 where there is nothing. Which: 0 for k, 1 for v.
 template <int Which, class Shape>
 CQSA_DEVICE float scale_of_key(const attention_params& p, const sm70_memory<Shape>& mem, int key, int group) {
   const int kind = Which == 0 ? p.scale_k : p.scale_v, channels = Which == 0 ? p.head_dim : p.head_dim_v;
   const gpu_view& s = Which == 0 ? p.k_scale : p.v_scale;
-  if (kind == scale_none || mem.key_offset(Which)[key] == no_row || group * 32 >= channels) return 1.0f;
+  if (kind == scale_none) return 1.0f;
+  if (mem.key_offset(Which)[key] == no_row || group * 32 >= channels) return 0.0f;
   const int64_t at = mem.key_offset(2 + Which)[key];
   if (kind == scale_per_group) return load_f16(s.data, at + group * 32 / p.kv_group * s.stride[3]);
   if (kind == scale_per_token) return load_element(s.data, s.kind, at);
@@ -143,7 +144,8 @@ template <class Shape> CQSA_DEVICE void scale_rows(const attention_params& p, co
   for (int row = t / 32; row < Shape::rows; row += Shape::threads / 32) {
     float most = 0.0f;
 #pragma unroll 1
-    for (int c = lane; c < p.head_dim; c += 32) most = max_f32(most, float_of(bits_of(q_element(p, mem.row_offset()[row], c)) & 0x7fffffffu));
+    for (int c = lane; c < p.head_dim; c += 32)
+      most = max_f32(most, float_of(bits_of(q_element(p, mem.row_offset()[row], c)) & 0x7fffffffu));
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) most = max_f32(most, shuffle_xor<32>(most, mask));
     const power_pair power = power_for(most, 10);

@@ -17,8 +17,9 @@ constexpr int64_t no_limit = int64_t(1) << 60;
 
 const char* why_not(const cqsa_selected_leaf& leaf) {
   if (const char* text = why_no_gpu(leaf)) return text;
-  if (const char* text = why_no_sm70(leaf.chip.tier, leaf.precision, leaf.q.dtype, leaf.k.dtype, leaf.v.dtype, leaf.head_dim, leaf.head_dim_v))
-    return text;
+  const cqsa_dtype k = leaf.k.dtype, v = leaf.v.dtype;
+  const char* text = why_no_sm70(leaf.chip.tier, leaf.precision, leaf.q.dtype, k, v, leaf.head_dim, leaf.head_dim_v);
+  if (text) return text;
   return leaf.k.dtype == CQSA_DTYPE_I8 && leaf.kv_group % 32 ? "kv_group is a multiple of 32" : nullptr;
 }
 
@@ -109,7 +110,7 @@ cqsa_status launch_leaf(void* device, const cqsa_selected_leaf* leaf, void*, uin
 
 }  // namespace
 
-extern const cqsa_selected_impl sm70_selected_impl = {"cuda_sm70_selected", "Volta, f16 q (or f32 where FAST or SPLIT is asked), f16 or int8 k and v, head_dim to 256",
-                                                      probe, workspace, launch_leaf};
+extern const cqsa_selected_impl sm70_selected_impl = {
+    "cuda_sm70_selected", "Volta, f16 q (or f32 where FAST or SPLIT is asked), f16 or int8 k and v, head_dim to 256", probe, workspace, launch_leaf};
 
 }  // namespace cqsa::gpu

@@ -27,6 +27,13 @@ template <class S> CQSA_DEVICE void next_range(const attention_params& p, const 
   start_range<S>(p, mem);
 }
 
+template <class S> CQSA_DEVICE void send_first_of_range(const attention_params& p, const tile_memory<S>& mem) {
+  const block_facts& f = mem.facts();
+  if constexpr (!S::general) {
+    if (f.gone < uint32_t(f.num_ranges) && f.first < f.end) send_first<S>(p, mem);
+  }
+}
+
 template <class S, int Kind> CQSA_DEVICE void attention_block(const attention_params& p) {
   const tile_memory<S> mem{shared_memory()};
   block_facts& f = mem.facts();
@@ -39,6 +46,7 @@ template <class S, int Kind> CQSA_DEVICE void attention_block(const attention_pa
   }
   barrier();
   if (f.rows == 0) return;
+  send_first_of_range<S>(p, mem);
   for (int x = t; x < S::rows; x += S::threads) begin_row<S>(p, mem, x);
   barrier();
   const int warp = thread_now() / 32;
@@ -50,20 +58,15 @@ template <class S, int Kind> CQSA_DEVICE void attention_block(const attention_pa
   }
   load_queries<S, Kind>(p, mem);
   cp_async_commit();
-  query_tile<S> q{};
-  if constexpr (S::q_in_registers) {
-    cp_async_wait<0>();
-    barrier();
-    keep_queries<S>(mem, warp, q);
-  }
   while (f.gone < uint32_t(f.num_ranges)) {
     if (f.first < f.end) {
-      if constexpr (S::general) run_range_general<S, Kind>(p, mem, q, sums);
-      else run_range_plain<S, Kind>(p, mem, q, sums);
+      if constexpr (S::general) run_range_general<S, Kind>(p, mem, sums);
+      else run_range_plain<S, Kind>(p, mem, sums);
     }
     barrier();  // this range's facts and tiles are in use
     if (t == 0) next_range<S>(p, mem);
     barrier();
+    send_first_of_range<S>(p, mem);
   }
   cp_async_wait<0>();
   barrier();

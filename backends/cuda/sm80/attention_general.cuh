@@ -9,7 +9,7 @@ namespace cqsa::gpu::sm80 {
 
 // s = q k^T where groups of channels of k have scales of their own: each group's product is multiplied with its scale in f32.
 template <class S, int Kind>
-CQSA_DEVICE void multiply_qk_grouped(const attention_params& p, const tile_memory<S>& mem, int parity, int warp, const query_tile<S>& q, logit_tile<S>& x) {
+CQSA_DEVICE void multiply_qk_grouped(const attention_params& p, const tile_memory<S>& mem, int parity, int warp, logit_tile<S>& x) {
   const matrix_place<S::d, false> place(mem.k(0), 0, thread_now());
   clear_logits<S>(x);
 #pragma unroll
@@ -18,7 +18,7 @@ CQSA_DEVICE void multiply_qk_grouped(const attention_params& p, const tile_memor
 #pragma unroll 1
     for (int step = 0; step * 16 < p.head_dim; ++step) {
       uint32_t a[S::m_tiles][4], b[4];
-      read_queries<S>(mem, step, warp, q, a);
+      read_queries<S>(mem, step, warp, a);
       ldmatrix_x4(b, place.at(pair, step));
       mma<Kind>(part[0], a[0], b[0], b[1]);
       mma<Kind>(part[1], a[0], b[2], b[3]);
@@ -59,7 +59,7 @@ template <class S> CQSA_DEVICE void softmax(const tile_memory<S>& mem, int warp,
 }
 
 template <class S, int Kind>
-CQSA_DEVICE void run_range_general(const attention_params& p, const tile_memory<S>& mem, const query_tile<S>& q, row_sums<S>& sums) {
+CQSA_DEVICE void run_range_general(const attention_params& p, const tile_memory<S>& mem, row_sums<S>& sums) {
   const block_facts& f = mem.facts();
   const warp_place me = place_of_warp<S>(mem);
   const range_window window = window_of(p, f);
@@ -79,8 +79,8 @@ CQSA_DEVICE void run_range_general(const attention_params& p, const tile_memory<
     cp_async_commit();
     if (more) find_keys<S>(p, mem, turn ^ 1, next, window.end);
     if (real && (p.mask.data || p.bias.data)) load_addend<S>(p, mem, w, f.range.row + first + f.mask_shift);
-    if (busy && p.scale_k == scale_per_group) multiply_qk_grouped<S, Kind>(p, mem, turn, me.warp, q, x);
-    else if (busy) multiply_qk<S, Kind>(mem, mem.k(0), me.warp, q, x);
+    if (busy && p.scale_k == scale_per_group) multiply_qk_grouped<S, Kind>(p, mem, turn, me.warp, x);
+    else if (busy) multiply_qk<S, Kind>(mem, mem.k(0), me.warp, x);
     cp_async_wait<0>();
     barrier();
     if (more) load_keys<S, Kind, S::d, 0>(p, mem, turn ^ 1, mem.k(0));

@@ -18,16 +18,11 @@ template <class S> struct row_sums {
 // The largest logit so far of each row, natural units, is in shared memory, as is l: registers are for the sums. All lanes of a quad
 // write the same to it and each reads what it wrote.
 template <class S> CQSA_DEVICE float& maximum_of(const tile_memory<S>& mem, int warp, int mt, int r) {
-  return mem.row_m()[(warp * S::m_tiles + mt) * 16 + 8 * r + thread_at<6>() % 32 / 4];
+  return mem.row_m()[(warp * S::m_tiles + mt) * 16 + 8 * r + thread_index() % 32 / 4];
 }
 template <class S> struct logit_tile {
   float s[S::m_tiles][S::keys / 8][4];
 };
-// Fragments of q that stay in registers.
-template <class S> struct query_tile {
-  uint32_t a[S::q_in_registers ? S::d / 16 : 1][S::m_tiles][4];
-};
-
 template <int Kind> CQSA_DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const uint32_t b[2] = {b0, b1};
   if constexpr (Kind == kind_f16) mma_m16n8k16_f16(c, a, b);
@@ -55,22 +50,10 @@ template <int D, bool RowsFirst> struct matrix_place {
 };
 
 // The fragments of q for channels 16 step .. of a warp.
-template <class S> CQSA_DEVICE void read_queries(const tile_memory<S>& mem, int step, int warp, const query_tile<S>& q, uint32_t (&a)[S::m_tiles][4]) {
-  if constexpr (S::q_in_registers) {
+template <class S> CQSA_DEVICE void read_queries(const tile_memory<S>& mem, int step, int warp, uint32_t (&a)[S::m_tiles][4]) {
+  const matrix_place<S::d, true> place(mem.q(), warp * 16 * S::m_tiles, thread_index());
 #pragma unroll
-    for (int n = 0; n < 4 * S::m_tiles; ++n) a[n / 4][n % 4] = q.a[step][n / 4][n % 4];
-  } else {
-    const matrix_place<S::d, true> place(mem.q(), warp * 16 * S::m_tiles, thread_at<0>());
-#pragma unroll
-    for (int mt = 0; mt < S::m_tiles; ++mt) ldmatrix_x4(a[mt], place.at(mt, step));
-  }
-}
-template <class S> CQSA_DEVICE void keep_queries(const tile_memory<S>& mem, int warp, query_tile<S>& q) {
-  const matrix_place<S::d, true> place(mem.q(), warp * 16 * S::m_tiles, thread_at<0>());
-#pragma unroll
-  for (int step = 0; step < S::d / 16; ++step)
-#pragma unroll
-    for (int mt = 0; mt < S::m_tiles; ++mt) ldmatrix_x4(q.a[step][mt], place.at(mt, step));
+  for (int mt = 0; mt < S::m_tiles; ++mt) ldmatrix_x4(a[mt], place.at(mt, step));
 }
 
 template <class S> CQSA_DEVICE void clear_logits(logit_tile<S>& x) {
@@ -84,13 +67,13 @@ template <class S> CQSA_DEVICE void clear_logits(logit_tile<S>& x) {
 
 // s = q k^T.
 template <class S, int Kind>
-CQSA_DEVICE void multiply_qk(const tile_memory<S>& mem, const unsigned char* keys, int warp, const query_tile<S>& q, logit_tile<S>& x) {
-  const matrix_place<S::d, false> place(keys, 0, thread_at<1>());
+CQSA_DEVICE void multiply_qk(const tile_memory<S>& mem, const unsigned char* keys, int warp, logit_tile<S>& x) {
+  const matrix_place<S::d, false> place(keys, 0, thread_index());
   clear_logits<S>(x);
 #pragma unroll
   for (int step = 0; step < S::d / 16; ++step) {
     uint32_t a[S::m_tiles][4];
-    read_queries<S>(mem, step, warp, q, a);
+    read_queries<S>(mem, step, warp, a);
 #pragma unroll
     for (int pair = 0; pair < S::keys / 16; ++pair) {
       uint32_t b[4];
@@ -115,7 +98,7 @@ template <class S, int Kind> CQSA_DEVICE void fragment_of(const logit_tile<S>& x
 
 // o += p v.
 template <class S, int Kind> CQSA_DEVICE void multiply_pv(const unsigned char* values, const logit_tile<S>& x, row_sums<S>& sums) {
-  const matrix_place<S::dv, true> place(values, 0, thread_at<2>());
+  const matrix_place<S::dv, true> place(values, 0, thread_now());
 #pragma unroll
   for (int step = 0; step < S::keys / 16; ++step) {
     uint32_t a[S::m_tiles][4];

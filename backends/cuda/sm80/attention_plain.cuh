@@ -16,7 +16,7 @@ struct range_plan {
   int64_t k_at, v_at;  // offsets of the first row
   int keys, tiles;
   tile_span whole;     // tiles that hide nothing from any row
-  tile_span seen[8];   // by warp: tiles of which it sees something
+  tile_span seen[4];   // by warp: tiles of which it sees something
 };
 template <class S> CQSA_DEVICE range_plan& plan_of(const tile_memory<S>& mem) { return *reinterpret_cast<range_plan*>(mem.row_slope()); }
 
@@ -57,7 +57,7 @@ template <class S, int D, bool Values> CQSA_DEVICE void send_tile(const attentio
   const int left = plan.keys - n * S::keys;
   if (left <= 0) return;
   const gpu_view& x = Values ? p.v : p.k;
-  const int t = thread_at<4>();
+  const int t = thread_index();
   const int64_t at = (Values ? plan.v_at : plan.k_at) + (int64_t(n) * S::keys + t / layout::group) * x.stride[2];
   copy_rows<S, D, S::keys>(to, x.data + 2 * at + t % layout::group * 16, 2 * x.stride[2], left, Values ? p.head_dim_v : p.head_dim);
 }
@@ -96,15 +96,19 @@ CQSA_DEVICE void weigh(const attention_params& p, const tile_memory<S>& mem, con
   for (int mt = 0; mt < S::m_tiles; ++mt) mem.lane_l(mt) = l[mt];
 }
 
-template <class S, int Kind>
-CQSA_DEVICE void run_range_plain(const attention_params& p, const tile_memory<S>& mem, const query_tile<S>& q, row_sums<S>& sums) {
-  const block_facts& f = mem.facts();
-  const range_plan& plan = plan_of<S>(mem);
-  const int warp = thread_at<3>() / 32;
-  plan_warp<S>(p, mem);
+// The first tile of a range, as soon as the block knows where it is.
+template <class S> CQSA_DEVICE void send_first(const attention_params& p, const tile_memory<S>& mem) {
   send_tile<S, S::d, false>(p, mem, 0, mem.k(0));
   if constexpr (S::ahead) send_tile<S, S::dv, true>(p, mem, 0, mem.v(0));
   cp_async_commit();
+}
+
+template <class S, int Kind>
+CQSA_DEVICE void run_range_plain(const attention_params& p, const tile_memory<S>& mem, row_sums<S>& sums) {
+  const block_facts& f = mem.facts();
+  const range_plan& plan = plan_of<S>(mem);
+  const int warp = thread_index() / 32;
+  plan_warp<S>(p, mem);
 #pragma unroll 1
   for (int n = 0; n < plan.tiles; ++n) {
     const int turn = S::ahead ? n & 1 : 0;
@@ -118,7 +122,7 @@ CQSA_DEVICE void run_range_plain(const attention_params& p, const tile_memory<S>
     if constexpr (S::ahead) send_tile<S, S::d, false>(p, mem, n + 1, mem.k(turn ^ 1));
     send_tile<S, S::dv, true>(p, mem, S::ahead ? n + 1 : n, S::ahead ? mem.v(turn ^ 1) : values);
     cp_async_commit();
-    if (busy) multiply_qk<S, Kind>(mem, mem.k(turn), warp, q, x);
+    if (busy) multiply_qk<S, Kind>(mem, mem.k(turn), warp, x);
     if constexpr (!S::ahead) {
       cp_async_wait<0>();
       barrier();

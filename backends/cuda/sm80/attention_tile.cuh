@@ -11,13 +11,6 @@
 
 namespace cqsa::gpu::sm80 {
 
-#ifndef V_T
-#define V_T 100
-#endif
-template <int Bit> CQSA_DEVICE int thread_at() {
-  if constexpr ((V_T >> Bit & 1) != 0) return thread_now();
-  else return thread_index();
-}
 template <class S> struct tile_memory {
   unsigned char* base;
   CQSA_DEVICE unsigned char* q() const { return base; }
@@ -30,7 +23,7 @@ template <class S> struct tile_memory {
   CQSA_DEVICE float* row_m() const { return row_slope() + S::rows; }
   CQSA_DEVICE float* row_l() const { return row_m() + S::rows; }
   // Sums of p over the lane's own keys, of its two rows in tile mt.
-  CQSA_DEVICE float2x& lane_l(int mt) const { return reinterpret_cast<float2x*>(row_l() + S::rows)[thread_at<5>() * S::m_tiles + mt]; }
+  CQSA_DEVICE float2x& lane_l(int mt) const { return reinterpret_cast<float2x*>(row_l() + S::rows)[thread_now() * S::m_tiles + mt]; }
   CQSA_DEVICE block_facts& facts() const { return *reinterpret_cast<block_facts*>(reinterpret_cast<unsigned char*>(row_l() + S::rows) + S::lane_bytes); }
   // General kernels only.
   CQSA_DEVICE float* addend() const { return reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(&facts()) + S::facts_bytes); }
@@ -57,7 +50,7 @@ template <class S, int D, int Rows> struct copy_plan {
 template <class S, int D, int Rows>
 CQSA_DEVICE void copy_rows(unsigned char* to, const char* from, int64_t row_bytes, int rows, int channels) {
   using plan = copy_plan<S, D, Rows>;
-  const int t = thread_at<4>(), chunk = t % plan::group, row0 = t / plan::group;
+  const int t = thread_index(), chunk = t % plan::group, row0 = t / plan::group;
   unsigned char* at = to + row0 * (2 * D) + 16 * swizzled<D>(row0, CQSA_MUTANT(11) ? chunk ^ 1 : chunk);
 #pragma unroll
   for (int n = 0; n < plan::passes; ++n) {

@@ -28,7 +28,8 @@ template <class S> struct warp_state {
 };
 
 // Ids and pages of the warp's first tiles, and the copies of its first one.
-template <class S> CQSA_DEVICE void begin_warp(const selected_params& p, const selected_place& x, const warp_memory<S>& mem, int64_t first, warp_state<S>& w) {
+template <class S>
+CQSA_DEVICE void begin_warp(const selected_params& p, const selected_place& x, const warp_memory<S>& mem, int64_t first, warp_state<S>& w) {
   constexpr int64_t apart = S::warps * S::cells;
   entry_ahead ahead, second, third;
   ask_for_id<S>(p, x, first, ahead);

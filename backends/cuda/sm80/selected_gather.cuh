@@ -27,6 +27,10 @@ template <class S> struct warp_memory {
   CQSA_DEVICE float* scale(int n) const {  // [group][cell]
     return reinterpret_cast<float*>(base + 2 * (S::tile_bytes + S::place_bytes) + n * S::scale_bytes);
   }
+  // Of cells 8 n + 2 l and the next, in a group of channels.
+  CQSA_DEVICE float2x cell_scales(int which, int group, int n) const {
+    return *reinterpret_cast<const float2x*>(scale(which) + group * S::cells + 8 * n + thread_index() % 4 * 2);
+  }
   CQSA_DEVICE entry_ahead& ahead() const {  // the lane's
     unsigned char* at = base + 2 * (S::tile_bytes + S::place_bytes + S::scale_bytes);
     return reinterpret_cast<entry_ahead*>(at)[thread_index() % 32];
@@ -83,7 +87,8 @@ template <class S> CQSA_DEVICE void ask_for_scales(const selected_params& p, con
 CQSA_DEVICE bool is_there(const selected_params& p, const entry_ahead& e) { return e.page >= 0 && e.page < p.num_pages; }
 
 // The places of the lane's cell, in bytes, to shared memory.
-template <class S> CQSA_DEVICE void place_cell(const selected_params& p, const selected_place& x, const warp_memory<S>& mem, const entry_ahead& e) {
+template <class S>
+CQSA_DEVICE void place_cell(const selected_params& p, const selected_place& x, const warp_memory<S>& mem, const entry_ahead& e) {
   const int lane = thread_index() % 32;
   mem.place(0)[lane] = S::bytes * offset_of(p.k, e.page, x.kv_head, e.row, 0);
   mem.place(1)[lane] = S::bytes * offset_of(p.v, e.page, x.kv_head, e.row, 0);
@@ -108,8 +113,15 @@ template <class S, int Which> CQSA_DEVICE void copy_rows(const selected_params& 
   const auto to = [&](int row) { return mem.tile(Which) + row * S::pitch + 16 * (c ^ (Which ? value_exchange(row) : key_exchange(row))); };
   if (view.quads && there == uint32_t((uint64_t(1) << S::cells) - 1) && dim == S::d) {  // mostly: nothing to ask
     const char* from = view.data + 16 * c;
+    constexpr int batch = steps < 8 ? steps : 8;  // places are read ahead of the copies, which no compiler moves a read across
 #pragma unroll
-    for (int i = 0; i < steps; ++i) cp_async_16(to(i * rows_at_once + row0), from + mem.place(Which)[i * rows_at_once + row0]);
+    for (int first = 0; first < steps; first += batch) {
+      int64_t at[batch];
+#pragma unroll
+      for (int i = 0; i < batch; ++i) at[i] = mem.place(Which)[(first + i) * rows_at_once + row0];
+#pragma unroll
+      for (int i = 0; i < batch; ++i) cp_async_16(to((first + i) * rows_at_once + row0), from + at[i]);
+    }
     return;
   }
   const int left = dim * S::bytes - 16 * c, most = left < 0 ? 0 : left < 16 ? left : 16;

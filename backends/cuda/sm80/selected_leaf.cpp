@@ -50,7 +50,8 @@ const char* why_not(const cqsa_selected_leaf& leaf) {
   if (leaf.k.dtype == CQSA_DTYPE_I8 && leaf.kv_group != 64 && leaf.kv_group != 128) return "kv_group must be 64 or 128";
   if (leaf.head_dim > 256 || leaf.head_dim_v > 256) return "head_dim must be 1..256";
   if (leaf.precision == CQSA_PRECISION_F32) return "f32 products were asked for";
-  if (leaf.precision == CQSA_PRECISION_DEFAULT && leaf.q.dtype == CQSA_DTYPE_F32) return "f32 queries are multiplied in f32 unless asked otherwise";
+  if (leaf.precision == CQSA_PRECISION_DEFAULT && leaf.q.dtype == CQSA_DTYPE_F32)
+    return "f32 queries are multiplied in f32 unless asked otherwise";
   return choose(leaf).shared_bytes > leaf.chip.shared_bytes ? "the device has too little shared memory" : nullptr;
 }
 
@@ -82,6 +83,7 @@ cqsa_status launch_leaf(void* device, const cqsa_selected_leaf* leaf, void*, uin
 
 }  // namespace
 
-extern const cqsa_selected_impl sm80_selected = {"cuda_sm80_selected", "sm_80 or newer, k and v in f16 or int8", probe, workspace, launch_leaf};
+extern const cqsa_selected_impl sm80_selected = {"cuda_sm80_selected", "sm_80 or newer, k and v in f16 or int8", probe, workspace,
+                                                 launch_leaf};
 
 }  // namespace cqsa::gpu

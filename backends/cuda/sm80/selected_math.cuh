@@ -158,7 +158,8 @@ CQSA_DEVICE void multiply_group(const warp_memory<S>& mem, const unsigned char* 
   }
 }
 
-template <class S> CQSA_DEVICE void multiply_keys(const warp_memory<S>& mem, const unsigned char* fragments, int dim, selected_logits<S>& x) {
+template <class S>
+CQSA_DEVICE void multiply_keys(const warp_memory<S>& mem, const unsigned char* fragments, int dim, selected_logits<S>& x) {
   constexpr int tiles = S::cells / 8;
 #pragma unroll
   for (int n = 0; n < tiles; ++n) x.s[n][0] = x.s[n][1] = x.s[n][2] = x.s[n][3] = 0.0f;
@@ -169,7 +170,7 @@ template <class S> CQSA_DEVICE void multiply_keys(const warp_memory<S>& mem, con
 #pragma unroll
     for (int n = 0; n < tiles; ++n) {
       float2x scale{{1.0f, 1.0f}};
-      if constexpr (S::codes) scale = *reinterpret_cast<const float2x*>(mem.scale(0) + group * S::cells + 8 * n + thread_index() % 4 * 2);
+      if constexpr (S::codes) scale = mem.cell_scales(0, group, n);
 #pragma unroll
       for (int i = 0; i < 4; ++i) x.s[n][i] = S::codes ? fma_f32(c[n][i], scale.x[i % 2], x.s[n][i]) : x.s[n][i] + c[n][i];
     }
@@ -200,7 +201,8 @@ CQSA_DEVICE void softmax(uint32_t there, const float (&row_factor)[2], selected_
 #pragma unroll
       for (int i = 2 * r; i < 2 * r + 2; ++i) {
         const bool hidden = !(mine >> (8 * n + i % 2) & 1) && !CQSA_MUTANT(3);
-        x.s[n][i] = hidden ? -infinity() : product_f32(x.s[n][i], row_factor[r]);  // rounded: the largest less itself is 0 at any size
+        // Rounded, not fused with the difference below: the largest less itself is 0 at any size.
+        x.s[n][i] = hidden ? -infinity() : product_f32(x.s[n][i], row_factor[r]);
         top = max_f32(top, x.s[n][i]);
       }
     const float now = max_f32(sums.m[r], quad_max(top));
@@ -226,11 +228,12 @@ CQSA_DEVICE void softmax(uint32_t there, const float (&row_factor)[2], selected_
 template <class S> struct weight_fragments {
   uint32_t high[S::cells / 16][4], low[S::cells / 16][4];
 };
-template <class S> CQSA_DEVICE void make_weights(const warp_memory<S>& mem, const selected_logits<S>& x, int group, float up, weight_fragments<S>& w) {
+template <class S>
+CQSA_DEVICE void make_weights(const warp_memory<S>& mem, const selected_logits<S>& x, int group, float up, weight_fragments<S>& w) {
 #pragma unroll
   for (int n = 0; n < S::cells / 8; ++n) {
     float2x scale{{up, up}};
-    if constexpr (S::codes) scale = *reinterpret_cast<const float2x*>(mem.scale(1) + group * S::cells + 8 * n + thread_index() % 4 * 2);
+    if constexpr (S::codes) scale = mem.cell_scales(1, group, n);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float a = x.s[n][2 * r] * scale.x[0], b = x.s[n][2 * r + 1] * scale.x[1];
@@ -282,13 +285,15 @@ template <class S> CQSA_DEVICE void value_fragments(const value_words<S>& v, int
 // o = factor o + p v. The products of a tile are summed by themselves, in chains of two to four steps: the sums over all tiles are f32
 // additions to nearest, not those of the matrix unit, which cut.
 template <class S>
-CQSA_DEVICE void add_values(const warp_memory<S>& mem, const selected_logits<S>& x, const float (&factor)[2], int dim, selected_sums<S>& sums) {
+CQSA_DEVICE void add_values(const warp_memory<S>& mem, const selected_logits<S>& x, const float (&factor)[2], int dim,
+                            selected_sums<S>& sums) {
   constexpr int steps = S::cells / 16;
   weight_fragments<S> w;
   if constexpr (!S::codes) make_weights<S>(mem, x, 0, sums.up, w);
 #pragma unroll
   for (int group = 0; group < S::groups; ++group) {
-    if (64 * group >= dim) break;  // the rest is filling; and a branch keeps ptxas from putting off the additions below until they spill
+    // The rest is filling. And a branch keeps ptxas from putting off the additions below until their terms spill.
+    if (64 * group >= dim) break;
     if constexpr (S::codes) make_weights<S>(mem, x, group, sums.up, w);
     value_words<S> v[steps];
 #pragma unroll

@@ -4,25 +4,6 @@
 
 #include "backends/cuda/sm80/mma.cuh"
 
-#if defined(CQSA_SIMT)
-#include "simt_words.h"  // tests/simt
-#else
-
-namespace cqsa::gpu {
-
-CQSA_DEVICE uint32_t subtract_f16x2(uint32_t a, uint32_t b) {
-  __half2 x, y;
-  memcpy(&x, &a, 4);
-  memcpy(&y, &b, 4);
-  x = __hsub2(x, y);
-  memcpy(&a, &x, 4);
-  return a;
-}
-
-}  // namespace cqsa::gpu
-
-#endif
-
 namespace cqsa::gpu {
 
 CQSA_DEVICE float low_half(uint32_t pair) { return f16_to_f32(uint16_t(pair)); }
@@ -31,7 +12,7 @@ CQSA_DEVICE float high_half(uint32_t pair) { return f16_to_f32(uint16_t(pair >> 
 // Two bytes of a word of signed codes, to halves. The word comes with its sign bits turned over, so that a byte is code + 128: below
 // the byte 0x64 that makes it the half 1024 + 128 + code, exact as all integers up to 2048.
 CQSA_DEVICE uint32_t codes_to_f16x2(uint32_t turned, uint32_t selector) {
-  return subtract_f16x2(permute_bytes(turned, 0x64646464u, selector), 0x64806480u);
+  return fma_f16x2(permute_bytes(turned, 0x64646464u, selector), 0x3c003c00u, 0xe480e480u);
 }
 constexpr uint32_t sign_bits = 0x80808080u;
 

@@ -543,7 +543,8 @@ double predicted_seconds(const attention_problem& problem, const hardware_model&
                          const footprint& cost) {
   const double share = machine.host ? static_cast<double>(choice.workers) / machine.workers : 1.0;
   const double stretch = stretch_of_blocks(problem, machine, choice);
-  const double compute = stretch * problem_flops(problem) / (machine.flops(problem.p.head_dim, problem.p.dtype_q) * choice.leaf_efficiency * share);
+  const cqsa_dtype products = problem.p.precision > CQSA_PRECISION_FAST ? CQSA_DTYPE_F32 : problem.p.dtype_q;
+  const double compute = stretch * problem_flops(problem) / (machine.flops(problem.p.head_dim, products) * choice.leaf_efficiency * share);
   const double launches = static_cast<double>(cost.tasks) * machine.launch_seconds;
   if (machine.host) {
     if (in_windows(problem, choice)) return compute / block_balance(problem, choice) + launches + page_seconds(problem, choice, cost);
