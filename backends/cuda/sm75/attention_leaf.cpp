@@ -27,8 +27,12 @@ template <int D, bool General> constexpr variant variant_of(kernel_id kernel) {
 variant choose(const cqsa_attention_leaf& a, bool plain) {
   using id = kernel_id;
   const int64_t d = larger(a.head_dim, a.head_dim_v);
-  if (d <= 64) return plain ? variant_of<64, false>(id::cqsa_sm75_attention_f16_d64_plain) : variant_of<64, true>(id::cqsa_sm75_attention_f16_d64_general);
-  if (d <= 128) return plain ? variant_of<128, false>(id::cqsa_sm75_attention_f16_d128_plain) : variant_of<128, true>(id::cqsa_sm75_attention_f16_d128_general);
+  if (d <= 64)
+    return plain ? variant_of<64, false>(id::cqsa_sm75_attention_f16_d64_plain)
+                 : variant_of<64, true>(id::cqsa_sm75_attention_f16_d64_general);
+  if (d <= 128)
+    return plain ? variant_of<128, false>(id::cqsa_sm75_attention_f16_d128_plain)
+                 : variant_of<128, true>(id::cqsa_sm75_attention_f16_d128_general);
   return variant_of<256, false>(id::cqsa_sm75_attention_f16_d256_plain);
 }
 
@@ -55,7 +59,8 @@ const char* why_not(const cqsa_attention_leaf& a) {
   if (a.head_dim > 256 || a.head_dim_v > 256) return "head_dim and head_dim_v are at most 256";
   if (const char* text = why_not_types(a)) return text;
   // The general kernel of 256 channels would need more registers than there are.
-  if (larger(a.head_dim, a.head_dim_v) > 128 && !may_be_plain(a)) return "above 128 channels only plain f16 without pages, masks, bias, ALiBi or softcap";
+  if (larger(a.head_dim, a.head_dim_v) > 128 && !may_be_plain(a))
+    return "above 128 channels only plain f16 without pages, masks, bias, ALiBi or softcap";
   return a.seqlen_k > most_keys || a.seqlen_q > most_keys ? "sequences have at most 2^30 tokens" : nullptr;
 }
 
@@ -103,6 +108,7 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
 
 }  // namespace
 
-extern const cqsa_attention_impl sm75_attention = {"cuda_sm75", "compute capability 7.5; f16 q, head_dim up to 256", probe, tiles, workspace, launch_leaf, nullptr};
+extern const cqsa_attention_impl sm75_attention = {
+    "cuda_sm75", "compute capability 7.5; f16 q, head_dim up to 256", probe, tiles, workspace, launch_leaf, nullptr};
 
 }  // namespace cqsa::gpu
