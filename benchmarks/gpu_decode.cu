@@ -137,7 +137,8 @@ class arena {
 static int64_t size_of(cqsa_dtype t) { return (t >> 8 & 0xff) / 8; }
 static bool narrow(cqsa_dtype t) { return size_of(t) == 1; }
 
-static cqsa_view filled(arena& mem, cqsa_dtype type, int64_t b, int64_t h, int64_t rows, int64_t channels, bool heads_first, uint32_t seed) {
+static cqsa_view filled(arena& mem, cqsa_dtype type, int64_t b, int64_t h, int64_t rows, int64_t channels, bool heads_first,
+                        uint32_t seed) {
   char* const data = mem.take(b * h * rows * channels * size_of(type));
   fill<<<2048, 256>>>(data, kind_of(type), b * h * rows * channels, seed, 4.0f);
   if (heads_first) return {data, type, 0, {h * rows * channels, rows * channels, channels, 1}};
@@ -155,7 +156,8 @@ static cqsa_view scales_for(arena& mem, cqsa_dtype type, int64_t b, int64_t h, i
 static cqsa_attention_leaf make(const shape& x, arena& mem) {
   cqsa_attention_leaf a{};
   a.struct_size = sizeof a;
-  a.batch = x.batch, a.num_heads = x.heads, a.num_kv_heads = x.kv_heads, a.head_dim = a.head_dim_v = x.dim, a.seqlen_q = x.queries, a.seqlen_k = x.keys;
+  a.batch = x.batch, a.num_heads = x.heads, a.num_kv_heads = x.kv_heads, a.head_dim = a.head_dim_v = x.dim, a.seqlen_q = x.queries,
+  a.seqlen_k = x.keys;
   a.chip = {80, this_device.compute_units, this_device.shared_bytes, 0};
   const int64_t each = x.page ? (x.keys + x.page - 1) / x.page : 1, items = x.batch * each, rows = x.page ? x.page : x.keys;
   a.q = filled(mem, x.query, x.batch, x.heads, x.queries, x.dim, true, 1);
@@ -164,7 +166,8 @@ static cqsa_attention_leaf make(const shape& x, arena& mem) {
   a.out = filled(mem, x.query, x.batch, x.heads, x.queries, x.dim, true, 4);
   a.lse = {mem.take(x.batch * x.heads * x.queries * 4), CQSA_DTYPE_F32, 0, {x.heads * x.queries, x.queries, 1, 1}};
   if (narrow(x.type)) {
-    a.k_scale = scales_for(mem, x.type, items, x.kv_heads, rows, x.dim), a.v_scale = scales_for(mem, x.type, items, x.kv_heads, rows, x.dim);
+    a.k_scale = scales_for(mem, x.type, items, x.kv_heads, rows, x.dim),
+    a.v_scale = scales_for(mem, x.type, items, x.kv_heads, rows, x.dim);
     a.scale_k = a.scale_v = x.type == CQSA_DTYPE_I8 ? CQSA_SCALE_GROUP : CQSA_SCALE_TOKEN;
     a.kv_group = 64;
   }
@@ -213,7 +216,8 @@ __global__ void reference_rows(attention_params p, const sample* samples, double
   for (int64_t j = threadIdx.x; j < keys; j += 256) {
     double x = 0;
     for (int c = 0; c < p.head_dim; ++c)
-      x += double(load_element(p.q.data, p.q.kind, offset_of(p.q, at.batch, at.head, at.query, c))) * element_of(p, false, at.batch, g, j, c);
+      x += double(load_element(p.q.data, p.q.kind, offset_of(p.q, at.batch, at.head, at.query, c))) *
+           element_of(p, false, at.batch, g, j, c);
     s[j] = x * p.softmax_scale;
   }
   __syncthreads();
@@ -239,7 +243,8 @@ __global__ void reference_rows(attention_params p, const sample* samples, double
     }
     o /= l;
     const double unit = p.out.kind == kind_f16 ? 0x1p-11 : 0x1p-8;
-    const double e = (fabs(load_element(p.out.data, p.out.kind, offset_of(p.out, at.batch, at.head, at.query, c)) - o) - unit * fabs(o)) / top;
+    const double e =
+        (fabs(load_element(p.out.data, p.out.kind, offset_of(p.out, at.batch, at.head, at.query, c)) - o) - unit * fabs(o)) / top;
     worst = e > worst || e != e ? e : worst;
   }
   part[threadIdx.x] = worst;
@@ -298,9 +303,10 @@ static int run_one(const shape& x, arena& mem, double copy, bool timed) {
   CHECK_CUDA(cudaDeviceSynchronize());
   double out_error = 0, lse_error = 0;
   bad |= !rows_are_right(x, a, &out_error, &lse_error);
-  std::printf("q %-4s kv %-4s batch %-2lld heads %lld/%lld D %-3lld q %-2lld k %-6lld page %-3lld%s%s splits %-3d stages %d:", name_of(x.query), name_of(x.type),
-              (long long)x.batch, (long long)x.heads, (long long)x.kv_heads, (long long)x.dim, (long long)x.queries, (long long)x.keys, (long long)x.page,
-              x.heads_first ? " heads first" : "", x.causal ? " causal" : "", cut.splits, cut.stages);
+  std::printf(
+      "q %-4s kv %-4s batch %-2lld heads %lld/%lld D %-3lld q %-2lld k %-6lld page %-3lld%s%s splits %-3d stages %d:", name_of(x.query),
+      name_of(x.type), (long long)x.batch, (long long)x.heads, (long long)x.kv_heads, (long long)x.dim, (long long)x.queries,
+      (long long)x.keys, (long long)x.page, x.heads_first ? " heads first" : "", x.causal ? " causal" : "", cut.splits, cut.stages);
   if (timed) {
     const double s = median_of(7, call);
     const double scale_bytes = !narrow(x.type) ? 0 : x.type == CQSA_DTYPE_I8 ? double(x.dim) / 64 * 2 : 4;
@@ -336,15 +342,18 @@ int main() {
   for (const cqsa_dtype query : {f16, bf16})
     for (const cqsa_dtype type : {query, i8, e4m3, e5m2})
       for (const int64_t dim : {64, 128, 256})
-        for (const int64_t queries : {1, 5, 16}) wrong += run_one({query, type, 3, 8, 2, dim, queries, 1500, queries == 5 ? 0 : 16, true, 0, false}, mem, copy, false);
+        for (const int64_t queries : {1, 5, 16})
+          wrong += run_one({query, type, 3, 8, 2, dim, queries, 1500, queries == 5 ? 0 : 16, true, 0, false}, mem, copy, false);
   for (const int64_t page : {16, 64})
-    for (const int splits : {0, 1, 2, 3, 4, 6, 8, 16}) wrong += run_one({f16, f16, 32, 32, 8, 128, 1, 32768, page, false, splits, false}, mem, copy, true);
+    for (const int splits : {0, 1, 2, 3, 4, 6, 8, 16})
+      wrong += run_one({f16, f16, 32, 32, 8, 128, 1, 32768, page, false, splits, false}, mem, copy, true);
   wrong += run_one({f16, f16, 32, 32, 8, 128, 1, 32768, 0, false, 0, true}, mem, copy, true);
   wrong += run_one({f16, f16, 32, 32, 8, 128, 1, 32768, 16, false, 0, true}, mem, copy, true);
   for (const cqsa_dtype type : {f16, i8, e4m3})
     for (const int64_t keys : {4096, 32768})
       for (const int64_t batch : {1, 8, 32})
-        for (const int64_t page : {16, 64, 256}) wrong += run_one({f16, type, batch, 32, 8, 128, 1, keys, page, false, 0, false}, mem, copy, true);
+        for (const int64_t page : {16, 64, 256})
+          wrong += run_one({f16, type, batch, 32, 8, 128, 1, keys, page, false, 0, false}, mem, copy, true);
   for (const int64_t queries : {4, 16}) wrong += run_one({f16, f16, 32, 32, 8, 128, queries, 32768, 64, true, 0, false}, mem, copy, true);
   wrong += run_one({f16, f16, 32, 32, 8, 64, 1, 32768, 64, false, 0, false}, mem, copy, true);
   wrong += run_one({f16, f16, 16, 16, 4, 256, 1, 32768, 64, false, 0, false}, mem, copy, true);

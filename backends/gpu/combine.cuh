@@ -54,7 +54,8 @@ CQSA_DEVICE float4x load_acc(const combine_params& p, const float* row, int chan
 
 // sums += the states of splits s0 .. s0 + Step - 1; what their loads have to wait for, they wait for together.
 template <int Lanes, int Step>
-CQSA_DEVICE void add_splits(const combine_params& p, int64_t r, int s0, int count, float weight, uint64_t used, int lane, combine_sums<Lanes>& sums) {
+CQSA_DEVICE void add_splits(const combine_params& p, int64_t r, int s0, int count, float weight, uint64_t used, int lane,
+                            combine_sums<Lanes>& sums) {
 #pragma unroll
   for (int n = 0; n < combine_sums<Lanes>::quads; ++n) {
     const int channel = 4 * (lane + Lanes * n);
@@ -80,7 +81,8 @@ CQSA_DEVICE void add_splits(const combine_params& p, int64_t r, int s0, int coun
 }
 
 // The merged state of row r. All lanes get m and l.
-template <int Lanes> CQSA_DEVICE void combine_states(const combine_params& p, int64_t r, int lane, combine_sums<Lanes>& sums, float* m, float* l) {
+template <int Lanes>
+CQSA_DEVICE void combine_states(const combine_params& p, int64_t r, int lane, combine_sums<Lanes>& sums, float* m, float* l) {
   for (auto& quad : sums.x)
     for (float& x : quad) x = 0.0f;
   const float top = largest_m<Lanes>(p, r, lane), ref = top == -infinity() ? 0.0f : top;
@@ -102,7 +104,8 @@ template <int Lanes> CQSA_DEVICE void combine_states(const combine_params& p, in
   *l = sum;
 }
 
-template <int Lanes> CQSA_DEVICE void store_state(const combine_params& p, const combine_row& at, int lane, const combine_sums<Lanes>& sums, float m, float l) {
+template <int Lanes>
+CQSA_DEVICE void store_state(const combine_params& p, const combine_row& at, int lane, const combine_sums<Lanes>& sums, float m, float l) {
   const int64_t to = (at.batch * p.num_heads + at.head) * p.state_rows + p.state_row + at.row;
   for (int n = 0; n < combine_sums<Lanes>::quads; ++n)
     for (int c = 0; c < 4; ++c) {
@@ -115,7 +118,8 @@ template <int Lanes> CQSA_DEVICE void store_state(const combine_params& p, const
 }
 
 template <int Lanes>
-CQSA_DEVICE void store_result(const combine_params& p, const combine_row& at, int64_t first, int lane, const combine_sums<Lanes>& sums, float m, float l) {
+CQSA_DEVICE void store_result(const combine_params& p, const combine_row& at, int64_t first, int lane, const combine_sums<Lanes>& sums,
+                              float m, float l) {
   const row_end end = end_row(m, l, sink_of(p.sinks, at.head));
   const int64_t row = first + at.row, to = offset_of(p.out, at.batch, at.head, row, 0);
 #pragma unroll
@@ -123,7 +127,8 @@ CQSA_DEVICE void store_result(const combine_params& p, const combine_row& at, in
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       const int channel = 4 * (lane + Lanes * n) + c;
-      if (channel < p.head_dim_v) store_element(p.out.data, p.out.kind, to + channel * p.out.stride[3], sums.x[n][c] * end.factor / end.divisor);
+      if (channel < p.head_dim_v)
+        store_element(p.out.data, p.out.kind, to + channel * p.out.stride[3], sums.x[n][c] * end.factor / end.divisor);
     }
   if (lane == 0 && p.lse.data) store_u32(p.lse.data + 4 * offset_of(p.lse, at.batch, at.head, row, 0), bits_of(end.lse));
 }

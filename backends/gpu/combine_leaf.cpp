@@ -54,7 +54,8 @@ split_states split_memory(const cqsa_attention_leaf& leaf, int64_t row_capacity,
   const split_sizes sizes = sizes_of(leaf, row_capacity, splits);
   char* const base = static_cast<char*>(memory);
   const auto part = [base](uint64_t offset) { return reinterpret_cast<float*>(base + offset); };
-  return {part(0), part(sizes.acc), part(sizes.acc + sizes.each), leaf.batch * leaf.num_heads * row_capacity, row_capacity, int32_t(splits)};
+  return {part(0),      part(sizes.acc), part(sizes.acc + sizes.each), leaf.batch * leaf.num_heads * row_capacity,
+          row_capacity, int32_t(splits)};
 }
 
 cqsa_status combine(void* device, const cqsa_attention_leaf& leaf, const split_states& states, void* stream) {

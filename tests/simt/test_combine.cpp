@@ -102,7 +102,8 @@ std::unique_ptr<combine_case> make_case(uint32_t seed) {
   const int64_t splits = d.once_in(6) ? 33 + d.upto(60) : 1 + d.upto(12), items = c->varlen ? 1 : x.batch;
   c->memory.resize(size_t(cqsa::gpu::split_bytes(x, capacity, splits)));
   c->states = cqsa::gpu::split_memory(x, capacity, splits, c->memory.data());
-  c->p.out = tensor(d.pick({CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16}), {items, x.num_heads, out_rows, x.head_dim_v}, layout(d.upto(num_layouts - 1)));
+  c->p.out = tensor(d.pick({CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16}), {items, x.num_heads, out_rows, x.head_dim_v},
+                    layout(d.upto(num_layouts - 1)));
   c->p.lse = tensor(CQSA_DTYPE_F32, {items, x.num_heads, out_rows, 1}, layout(d.upto(2)));
   c->p.exact_out = tensor(CQSA_DTYPE_F64, {items, x.num_heads, out_rows, x.head_dim_v});
   c->p.exact_lse = tensor(CQSA_DTYPE_F64, {items, x.num_heads, out_rows, 1});
@@ -124,7 +125,8 @@ std::string state_differs(const combine_case& c, int64_t state_rows, int64_t fir
     const auto wrong = [](double got, double x) { return !(got == x || std::fabs(got - x) <= 1e-4 + 1e-5 * std::fabs(x)); };
     if (wrong(c.m[size_t(at)], want.m) || wrong(c.l[size_t(at)], want.l)) return "state of row " + std::to_string(r);
     for (int64_t i = 0; i < dv; ++i)
-      if (wrong(c.acc[size_t(at * dv + i)], want.acc[size_t(i)])) return "acc of row " + std::to_string(r) + ", channel " + std::to_string(i);
+      if (wrong(c.acc[size_t(at * dv + i)], want.acc[size_t(i)]))
+        return "acc of row " + std::to_string(r) + ", channel " + std::to_string(i);
   }
   return "";
 }

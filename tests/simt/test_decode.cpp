@@ -34,7 +34,8 @@ cqsa_status launch_decode(cqsa::simt::device& device, const cqsa_attention_leaf&
     bytes = 64 + uint64_t(splits) * uint64_t(leaf.batch * leaf.num_heads * leaf.seqlen_q) * uint64_t(leaf.head_dim_v + 2) * 4 + 3 * 64;
   }
   const uint64_t guard = 256;
-  std::unique_ptr<char, void (*)(void*)> memory(static_cast<char*>(std::aligned_alloc(64, size_t((bytes + 2 * guard + 63) / 64 * 64))), std::free);
+  std::unique_ptr<char, void (*)(void*)> memory(static_cast<char*>(std::aligned_alloc(64, size_t((bytes + 2 * guard + 63) / 64 * 64))),
+                                                std::free);
   std::memset(memory.get(), 0xff, bytes + 2 * guard);
   std::memset(memory.get(), 0x5a, guard);
   std::memset(memory.get() + guard + bytes, 0x5a, guard);
@@ -115,7 +116,8 @@ problem decode_problem(uint32_t seed) {
   else random_kv_types(d, p, items, p.total_k);
   random_extras(d, p);
   p.mask = {}, p.bias = {};
-  p.out = tensor(d.pick({CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16}), {items, x.num_heads, p.total_q, x.head_dim_v}, layout(d.upto(num_layouts - 1)));
+  p.out = tensor(d.pick({CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16}), {items, x.num_heads, p.total_q, x.head_dim_v},
+                 layout(d.upto(num_layouts - 1)));
   p.lse = tensor(CQSA_DTYPE_F32, {items, x.num_heads, p.total_q, 1});
   p.exact_out = tensor(CQSA_DTYPE_F64, {items, x.num_heads, p.total_q, x.head_dim_v});
   p.exact_lse = tensor(CQSA_DTYPE_F64, {items, x.num_heads, p.total_q, 1});
@@ -124,7 +126,9 @@ problem decode_problem(uint32_t seed) {
 
 // ---- the rules
 
-problem step(cqsa_dtype type, int64_t heads, int64_t queries, int64_t keys, int64_t dim) { return plain(1, heads, 1, queries, keys, dim, dim, type, 3); }
+problem step(cqsa_dtype type, int64_t heads, int64_t queries, int64_t keys, int64_t dim) {
+  return plain(1, heads, 1, queries, keys, dim, dim, type, 3);
+}
 
 // Bits of one row of out.
 std::vector<double> row_of(const problem& p, int64_t b, int64_t h, int64_t r) {
@@ -149,7 +153,8 @@ void codes(problem& p, cqsa_dtype type, int32_t kind) {
   p.k.fill(draw), p.v.fill(draw);
   x.scale_k = x.scale_v = kind, x.kv_group = 32;
   for (tensor* scale : {&p.k_scale, &p.v_scale}) {
-    *scale = kind == CQSA_SCALE_GROUP ? tensor(CQSA_DTYPE_F16, {x.batch, x.num_kv_heads, rows, n / 32}) : tensor(CQSA_DTYPE_F32, {x.batch, x.num_kv_heads, rows, 1});
+    *scale = kind == CQSA_SCALE_GROUP ? tensor(CQSA_DTYPE_F16, {x.batch, x.num_kv_heads, rows, n / 32})
+                                      : tensor(CQSA_DTYPE_F32, {x.batch, x.num_kv_heads, rows, 1});
     scale->fill([&](auto...) { return (0.5 + double(d.upto(10)) / 10) * (type == CQSA_DTYPE_I8 ? 0.01 : 1); });
   }
 }

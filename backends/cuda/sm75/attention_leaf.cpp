@@ -27,9 +27,13 @@ template <int D, bool General> constexpr variant variant_of(kernel_id kernel) {
 variant choose(const cqsa_attention_leaf& a, bool plain) {
   using id = kernel_id;
   const int64_t d = larger(a.head_dim, a.head_dim_v);
-  if (d <= 64) return plain ? variant_of<64, false>(id::cqsa_sm75_attention_f16_d64_plain) : variant_of<64, true>(id::cqsa_sm75_attention_f16_d64_general);
-  if (d <= 128) return plain ? variant_of<128, false>(id::cqsa_sm75_attention_f16_d128_plain) : variant_of<128, true>(id::cqsa_sm75_attention_f16_d128_general);
-  return plain ? variant_of<256, false>(id::cqsa_sm75_attention_f16_d256_plain) : variant_of<256, true>(id::cqsa_sm75_attention_f16_d256_general);
+  if (d <= 64)
+    return plain ? variant_of<64, false>(id::cqsa_sm75_attention_f16_d64_plain)
+                 : variant_of<64, true>(id::cqsa_sm75_attention_f16_d64_general);
+  if (d <= 128)
+    return plain ? variant_of<128, false>(id::cqsa_sm75_attention_f16_d128_plain)
+                 : variant_of<128, true>(id::cqsa_sm75_attention_f16_d128_general);
+  return variant_of<256, false>(id::cqsa_sm75_attention_f16_d256_plain);
 }
 
 const char* why_not_types(const cqsa_attention_leaf& a) {
@@ -43,11 +47,20 @@ const char* why_not_types(const cqsa_attention_leaf& a) {
   return nullptr;
 }
 
+// Whether sizes and types are those of the plain kernels; addresses and strides decide at launch.
+bool may_be_plain(const cqsa_attention_leaf& a) {
+  if (a.mask.data || a.bias.data || a.slopes.data || a.softcap > 0 || a.softmax_scale <= 0 || a.page_table) return false;
+  return a.k.dtype == a.q.dtype && a.v.dtype == a.q.dtype;
+}
+
 const char* why_not(const cqsa_attention_leaf& a) {
   if (a.chip.tier != 75) return "the device is not sm_75, or this build has no code for it";
   if (const char* text = why_no_gpu(a)) return text;
   if (a.head_dim > 256 || a.head_dim_v > 256) return "head_dim and head_dim_v are at most 256";
   if (const char* text = why_not_types(a)) return text;
+  // The general kernel of 256 channels would need more registers than there are.
+  if (larger(a.head_dim, a.head_dim_v) > 128 && !may_be_plain(a))
+    return "above 128 channels only plain f16 without pages, masks, bias, ALiBi or softcap";
   return a.seqlen_k > most_keys || a.seqlen_q > most_keys ? "sequences have at most 2^30 tokens" : nullptr;
 }
 
@@ -55,12 +68,6 @@ cqsa_status probe(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) 
   const char* text = why_not(*leaf);
   if (text && reason && size) std::snprintf(reason, size, "%s", text);
   return text ? CQSA_ERROR_UNSUPPORTED : CQSA_OK;
-}
-
-// Whether sizes and types are those of the plain kernels; addresses and strides decide at launch.
-bool may_be_plain(const cqsa_attention_leaf& a) {
-  if (a.mask.data || a.bias.data || a.slopes.data || a.softcap > 0 || a.softmax_scale <= 0 || a.page_table) return false;
-  return a.k.dtype == a.q.dtype && a.v.dtype == a.q.dtype;
 }
 
 int32_t tiles(const cqsa_attention_leaf* leaf, cqsa_leaf_tile* out, int32_t capacity) {
@@ -80,13 +87,15 @@ void fill_runs(const cqsa_attention_leaf& a, attention_params* p) {
   p->out.quads = view_of(a.out, a.batch, a.num_heads, 2, a.head_dim_v, 8).quads;
 }
 
-cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* memory, uint64_t bytes, const cqsa_exec*, void* stream) {
+cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* memory, uint64_t bytes, const cqsa_exec* exec, void* stream) {
   const cqsa_attention_leaf& a = *leaf;
   if (a.batch < 1 || a.num_heads < 1 || a.num_kv_heads < 1) return CQSA_OK;
   attention_params p{};
   fill_params(a, &p);
   fill_runs(a, &p);
-  const variant v = choose(a, may_be_plain(a) && p.q.quads && p.k.quads && p.v.quads);
+  const bool plain = may_be_plain(a) && p.q.quads && p.k.quads && p.v.quads;
+  if (!plain && larger(a.head_dim, a.head_dim_v) > 128) return portable_attention.launch(device, leaf, memory, bytes, exec, stream);
+  const variant v = choose(a, plain);
   int64_t units = 0;
   cqsa_status status = fill_tiles(device, a, v.rows, memory, bytes, stream, &p, &units);
   for (p.first_unit = 0; status == CQSA_OK && p.first_unit < units; p.first_unit += most_units) {
@@ -99,6 +108,7 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
 
 }  // namespace
 
-extern const cqsa_attention_impl sm75_attention = {"cuda_sm75", "compute capability 7.5; f16 q, head_dim up to 256", probe, tiles, workspace, launch_leaf, nullptr};
+extern const cqsa_attention_impl sm75_attention = {
+    "cuda_sm75", "compute capability 7.5; f16 q, head_dim up to 256", probe, tiles, workspace, launch_leaf, nullptr};
 
 }  // namespace cqsa::gpu

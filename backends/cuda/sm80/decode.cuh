@@ -16,7 +16,8 @@ namespace cqsa::gpu::decode {
 // Codes of int8 are all finite. With e5m2 the second part of a weight may be zero or of another sign than the first, and Inf must never
 // meet that.
 template <class V, int Kind>
-CQSA_DEVICE void add_values(const decode_params& p, const block_memory<V>& mem, const step_place& at, const float (&s)[2][4], bool hidden, row_sums<V>& w) {
+CQSA_DEVICE void add_values(const decode_params& p, const block_memory<V>& mem, const step_place& at, const float (&s)[2][4], bool hidden,
+                            row_sums<V>& w) {
   if constexpr (V::narrow && Kind != kind_e4m3) {
     multiply_pv_codes<V, Kind, Kind == kind_e5m2>(p, mem, at, s, w);
   } else if constexpr (V::narrow) {
@@ -30,8 +31,8 @@ CQSA_DEVICE void add_values(const decode_params& p, const block_memory<V>& mem, 
 
 // 16 keys: what is hidden is decided by the tables, and only where something may be.
 template <class V, int Kind>
-CQSA_DEVICE void add_keys(const decode_params& p, const block_memory<V>& mem, const step_place& at, const query_tile<V>& q, const common_keys& common,
-                          row_sums<V>& w) {
+CQSA_DEVICE void add_keys(const decode_params& p, const block_memory<V>& mem, const step_place& at, const query_tile<V>& q,
+                          const common_keys& common, row_sums<V>& w) {
   float s[2][4] = {};
   if constexpr (V::narrow) multiply_qk_codes<V, Kind>(p, mem, at, q, s);
   else multiply_qk<V>(p, mem, at, q, s);

@@ -102,7 +102,8 @@ template <int Most> struct key_scales {
 };
 template <class V> constexpr int most_groups = V::narrow ? V::d / 32 : 1;
 
-template <class V> CQSA_DEVICE key_scales<most_groups<V>> load_scales(const decode_params& p, const block_facts& f, const key_place& place) {
+template <class V>
+CQSA_DEVICE key_scales<most_groups<V>> load_scales(const decode_params& p, const block_facts& f, const key_place& place) {
   key_scales<most_groups<V>> out;
   const bool values = thread_index() / keys != 0;
   const gpu_view& scale = values ? p.a.v_scale : p.a.k_scale;
@@ -114,7 +115,11 @@ template <class V> CQSA_DEVICE key_scales<most_groups<V>> load_scales(const deco
   }
   if (kind == scale_per_group || place.bytes == no_row) return out;
   // One for the whole row, all f32.
-  out.x[0] = kind == scale_none ? 1.0f : load_element(scale.data, kind_f32, kind == scale_per_token ? place.scale : kind == scale_per_head ? f.kv_head * scale.stride[1] : 0);
+  out.x[0] = kind == scale_none ? 1.0f
+                                : load_element(scale.data, kind_f32,
+                                               kind == scale_per_token  ? place.scale
+                                               : kind == scale_per_head ? f.kv_head * scale.stride[1]
+                                                                        : 0);
   return out;
 }
 template <class V>
@@ -135,7 +140,8 @@ template <class V> CQSA_DEVICE void copy_panel(const gpu_view& view, int channel
     const int row = row0 + n * down;
     const int64_t at = places[row];
     const bool there = at != no_row && c < channels;
-    cp_async_16(to + chunk_offset<row_bytes>(row, CQSA_MUTANT(1) ? chunk ^ 1 : chunk), view.data + (there ? at + chunk * 16 : 0), there ? 16 : 0);
+    cp_async_16(to + chunk_offset<row_bytes>(row, CQSA_MUTANT(1) ? chunk ^ 1 : chunk), view.data + (there ? at + chunk * 16 : 0),
+                there ? 16 : 0);
   }
 }
 

@@ -52,7 +52,10 @@ template <int Kind, int To> CQSA_DEVICE void decode_four(uint32_t word, uint32_t
   }
 }
 
-template <int Kind> CQSA_DEVICE uint32_t pack(float low, float high) { return Kind == kind_f16 ? pack_f16(low, high) : pack_bf16(low, high); }
+template <int Kind>
+CQSA_DEVICE uint32_t pack(float low, float high) {
+  return Kind == kind_f16 ? pack_f16(low, high) : pack_bf16(low, high);
+}
 
 // Which halves of a word are NaN, +Inf or -Inf: 1 there, 0 elsewhere. Without any of them the word as it is.
 enum class special { nan, plus, minus };
@@ -60,15 +63,23 @@ template <int Type> struct half_word {
   static constexpr uint32_t top = Type == kind_f16 ? 0x7c00u : 0x7f80u, one = Type == kind_f16 ? 0x3c00u : 0x3f80u;
   CQSA_DEVICE static bool is_special(uint32_t half) { return (half & top) == top; }
   CQSA_DEVICE static bool any(uint32_t x) { return is_special(x) || is_special(x >> 16); }
-  CQSA_DEVICE static uint32_t finite(uint32_t x) { return x & (is_special(x) ? 0xffff0000u : 0xffffffffu) & (is_special(x >> 16) ? 0xffffu : 0xffffffffu); }
+  CQSA_DEVICE static uint32_t finite(uint32_t x) {
+    return x & (is_special(x) ? 0xffff0000u : 0xffffffffu) & (is_special(x >> 16) ? 0xffffu : 0xffffffffu);
+  }
   CQSA_DEVICE static bool is(special what, uint32_t half) {
     if (what == special::nan) return (half & 0x7fffu) > top;
     return (half & 0xffffu) == (what == special::plus ? top : top | 0x8000u);
   }
-  CQSA_DEVICE static uint32_t ones(special what, uint32_t x) { return (is(what, x & 0xffffu) ? one : 0u) | (is(what, x >> 16) ? one << 16 : 0u); }
+  CQSA_DEVICE static uint32_t ones(special what, uint32_t x) {
+    return (is(what, x & 0xffffu) ? one : 0u) | (is(what, x >> 16) ? one << 16 : 0u);
+  }
   // Of weights: those that are not hidden (-0) and have the sign.
-  CQSA_DEVICE static uint32_t seen(uint32_t x, bool negative) { return seen_half(x & 0xffffu, negative) | seen_half(x >> 16, negative) << 16; }
-  CQSA_DEVICE static uint32_t seen_half(uint32_t half, bool negative) { return half != 0x8000u && (half >> 15 != 0) == negative ? one : 0u; }
+  CQSA_DEVICE static uint32_t seen(uint32_t x, bool negative) {
+    return seen_half(x & 0xffffu, negative) | seen_half(x >> 16, negative) << 16;
+  }
+  CQSA_DEVICE static uint32_t seen_half(uint32_t half, bool negative) {
+    return half != 0x8000u && (half >> 15 != 0) == negative ? one : 0u;
+  }
 };
 
 }  // namespace cqsa::gpu::decode

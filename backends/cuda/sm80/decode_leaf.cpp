@@ -34,7 +34,8 @@ const char* why_not_types(const cqsa_attention_leaf& a) {
   if (a.k.dtype != a.v.dtype || (a.k.dtype != a.q.dtype && !is_narrow(a.k.dtype)))
     return "k and v must both have q's type, or both be int8, e4m3fn or e5m2";
   const bool grouped = a.scale_k == CQSA_SCALE_GROUP || a.scale_v == CQSA_SCALE_GROUP;
-  if (!is_narrow(a.k.dtype) && (a.scale_k != CQSA_SCALE_NONE || a.scale_v != CQSA_SCALE_NONE)) return "scales are for int8 and fp8 keys and values";
+  if (!is_narrow(a.k.dtype) && (a.scale_k != CQSA_SCALE_NONE || a.scale_v != CQSA_SCALE_NONE))
+    return "scales are for int8 and fp8 keys and values";
   if (grouped && (a.kv_group < 32 || (a.kv_group & (a.kv_group - 1)))) return "kv_group is 32, 64 or 128";
   if (a.precision == CQSA_PRECISION_F32 || (a.precision == CQSA_PRECISION_SPLIT && !is_narrow(a.k.dtype)))
     return "probabilities are rounded to q's type";
@@ -64,7 +65,8 @@ template <int D, int Bytes> variant_facts facts_for(kernel_id kernel) {
   return {kernel, D, shape::stage_bytes, shape::merge_bytes};
 }
 
-template <int D> variant_facts variant_for(const cqsa_attention_leaf& a, kernel_id f16, kernel_id bf16, kernel_id f16_narrow, kernel_id bf16_narrow) {
+template <int D>
+variant_facts variant_for(const cqsa_attention_leaf& a, kernel_id f16, kernel_id bf16, kernel_id f16_narrow, kernel_id bf16_narrow) {
   const bool half = a.q.dtype == CQSA_DTYPE_F16;
   return is_narrow(a.k.dtype) ? facts_for<D, 1>(half ? f16_narrow : bf16_narrow) : facts_for<D, 2>(half ? f16 : bf16);
 }
@@ -72,9 +74,14 @@ template <int D> variant_facts variant_for(const cqsa_attention_leaf& a, kernel_
 variant_facts choose(const cqsa_attention_leaf& a) {
   using id = kernel_id;
   const int64_t d = larger(a.head_dim, a.head_dim_v);
-  if (d <= 64) return variant_for<64>(a, id::cqsa_sm80_decode_f16_d64, id::cqsa_sm80_decode_bf16_d64, id::cqsa_sm80_decode_f16_narrow_d64, id::cqsa_sm80_decode_bf16_narrow_d64);
-  if (d <= 128) return variant_for<128>(a, id::cqsa_sm80_decode_f16_d128, id::cqsa_sm80_decode_bf16_d128, id::cqsa_sm80_decode_f16_narrow_d128, id::cqsa_sm80_decode_bf16_narrow_d128);
-  return variant_for<256>(a, id::cqsa_sm80_decode_f16_d256, id::cqsa_sm80_decode_bf16_d256, id::cqsa_sm80_decode_f16_narrow_d256, id::cqsa_sm80_decode_bf16_narrow_d256);
+  if (d <= 64)
+    return variant_for<64>(a, id::cqsa_sm80_decode_f16_d64, id::cqsa_sm80_decode_bf16_d64, id::cqsa_sm80_decode_f16_narrow_d64,
+                           id::cqsa_sm80_decode_bf16_narrow_d64);
+  if (d <= 128)
+    return variant_for<128>(a, id::cqsa_sm80_decode_f16_d128, id::cqsa_sm80_decode_bf16_d128, id::cqsa_sm80_decode_f16_narrow_d128,
+                            id::cqsa_sm80_decode_bf16_narrow_d128);
+  return variant_for<256>(a, id::cqsa_sm80_decode_f16_d256, id::cqsa_sm80_decode_bf16_d256, id::cqsa_sm80_decode_f16_narrow_d256,
+                          id::cqsa_sm80_decode_bf16_narrow_d256);
 }
 
 int32_t slot_bytes_of(const cqsa_attention_leaf& a) {

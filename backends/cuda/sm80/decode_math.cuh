@@ -92,7 +92,8 @@ struct step_place {
 
 // s = q k^T, 16-bit k.
 template <class V>
-CQSA_DEVICE void multiply_qk(const decode_params& p, const block_memory<V>& mem, const step_place& at, const query_tile<V>& q, float (&s)[2][4]) {
+CQSA_DEVICE void multiply_qk(const decode_params& p, const block_memory<V>& mem, const step_place& at, const query_tile<V>& q,
+                             float (&s)[2][4]) {
   const int lane = lane_of<V>(), row = at.group * 16 + (lane & 7) + (lane >> 4) * 8;
   const unsigned char* panel = mem.panel(at.slot, 0);
 #pragma unroll
@@ -108,7 +109,8 @@ CQSA_DEVICE void multiply_qk(const decode_params& p, const block_memory<V>& mem,
 
 // The same with codes: sums over 32 channels, which share their scale, are multiplied with it in f32.
 template <class V, int Kind>
-CQSA_DEVICE void multiply_qk_codes(const decode_params& p, const block_memory<V>& mem, const step_place& at, const query_tile<V>& q, float (&s)[2][4]) {
+CQSA_DEVICE void multiply_qk_codes(const decode_params& p, const block_memory<V>& mem, const step_place& at, const query_tile<V>& q,
+                                   float (&s)[2][4]) {
   const int lane = lane_of<V>(), row = at.group * 16 + (lane & 15);
   const unsigned char* panel = mem.panel(at.slot, 0);
 #pragma unroll
@@ -220,11 +222,13 @@ template <int Type, bool Signed> CQSA_DEVICE void add_special(const uint32_t (&p
 
 // o += p v, 16-bit v. Careful: NaN and Inf in v must not meet hidden keys.
 template <class V, bool Careful>
-CQSA_DEVICE void multiply_pv(const decode_params& p, const block_memory<V>& mem, const step_place& at, const float (&s)[2][4], row_sums<V>& w) {
+CQSA_DEVICE void multiply_pv(const decode_params& p, const block_memory<V>& mem, const step_place& at, const float (&s)[2][4],
+                             row_sums<V>& w) {
   using word = half_word<V::type>;
   const int lane = lane_of<V>(), row = at.group * 16 + (lane & 15);
   const unsigned char* panel = mem.panel(at.slot, 1);
-  const uint32_t a[4] = {pack<V::type>(s[0][0], s[0][1]), pack<V::type>(s[0][2], s[0][3]), pack<V::type>(s[1][0], s[1][1]), pack<V::type>(s[1][2], s[1][3])};
+  const uint32_t a[4] = {pack<V::type>(s[0][0], s[0][1]), pack<V::type>(s[0][2], s[0][3]), pack<V::type>(s[1][0], s[1][1]),
+                         pack<V::type>(s[1][2], s[1][3])};
 #pragma unroll
   for (int step = 0; step < V::d / 16; ++step) {
     if (step * 16 % V::pad == 0 && step * 16 >= p.a.head_dim_v) break;
@@ -265,7 +269,8 @@ template <class V> struct scaled_p {
 };
 
 template <class V, int Kind, bool Careful>
-CQSA_DEVICE void multiply_pv_codes(const decode_params& p, const block_memory<V>& mem, const step_place& at, const float (&s)[2][4], row_sums<V>& w) {
+CQSA_DEVICE void multiply_pv_codes(const decode_params& p, const block_memory<V>& mem, const step_place& at, const float (&s)[2][4],
+                                   row_sums<V>& w) {
   using word = half_word<kind_bf16>;
   const int lane = lane_of<V>(), row = at.group * 16 + (lane & 15);
   const unsigned char* panel = mem.panel(at.slot, 1);
