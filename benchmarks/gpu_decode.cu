@@ -294,7 +294,7 @@ static int run_one(const shape& x, arena& mem, double copy, bool timed) {
   char reason[256] = "";
   if (sm80_decode.probe(&a, reason, sizeof reason) != CQSA_OK) return std::printf("declined: %s WRONG\n", reason), 1;
   auto cut = decode::cut_of(a);
-  if (x.splits) cut.splits = x.splits, cut.split_keys = 0;
+  if (x.splits) cut.splits = x.splits;
   const uint64_t bytes = uint64_t(cut.splits) * uint64_t(x.batch * x.heads * x.queries) * uint64_t(x.dim + 2) * 4 + 256;
   char* const memory = mem.take(int64_t(bytes));
   int bad = 0;

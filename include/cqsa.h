@@ -394,7 +394,7 @@ enum {
  * precise than was asked. */
 enum {
   CQSA_PRECISION_DEFAULT = 0, /* what the dtypes ask for: 16-bit operands as they are, probabilities rounded to q's type; f32 in f32 */
-  CQSA_PRECISION_FAST = 1,    /* f32 operands may be rounded to 16 bits (none does so yet) */
+  CQSA_PRECISION_FAST = 1,    /* f32 queries may be rounded to 16 bits */
   CQSA_PRECISION_SPLIT = 2,   /* what 16 bits do not hold is the sum of two of them, both multiplied by the matrix units */
   CQSA_PRECISION_F32 = 3      /* f32 products */
 };

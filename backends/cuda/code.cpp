@@ -23,7 +23,7 @@ constexpr int32_t kernel_tiers[] = {
     CQSA_ALL_KERNELS(CQSA_CUDA_KERNEL_TIER)
 #undef CQSA_CUDA_KERNEL_TIER
 };
-constexpr int most_images = 64;
+constexpr int most_images = most_kernels;  // a file has at least one kernel
 
 // A library of the driver belongs to the process, not to a context: loaded once, it serves every device, also one whose
 // context was destroyed and made anew. It stays.

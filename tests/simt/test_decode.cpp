@@ -30,7 +30,7 @@ cqsa_status launch_decode(cqsa::simt::device& device, const cqsa_attention_leaf&
   auto cut = cqsa::gpu::decode::cut_of(leaf);
   uint64_t bytes = sm80_decode.workspace(&leaf, 1);
   if (splits > 0) {
-    cut.splits = splits, cut.split_keys = 0;
+    cut.splits = splits;
     bytes = 64 + uint64_t(splits) * uint64_t(leaf.batch * leaf.num_heads * leaf.seqlen_q) * uint64_t(leaf.head_dim_v + 2) * 4 + 3 * 64;
   }
   const uint64_t guard = 256;
@@ -87,7 +87,6 @@ void decode_sizes(dice& d, problem& p) {
   x.softmax_scale = 1.0 / std::sqrt(double(x.head_dim));
   x.window_left = x.window_right = -1;
   x.q.dtype = d.pick({CQSA_DTYPE_F16, CQSA_DTYPE_F16, CQSA_DTYPE_BF16});
-  x.batch_invariant = d.once_in(4);
   const int32_t shared = d.pick({shared_bytes, shared_bytes, 163 * 1024, 99 * 1024});
   x.chip = {80, int32_t(1 + d.upto(7)), x.head_dim > 128 ? shared_bytes : shared, 0};
 }
@@ -296,20 +295,6 @@ TEST_CASE("simt decode: a query of NaN spoils only itself") {
   for (const int splits : {1, 2}) check_decode(p, splits);
 }
 
-TEST_CASE("simt decode: batch_invariant rows have the same bits alone and among others") {
-  problem all = step(CQSA_DTYPE_F16, 4, 8, 2300, 64);
-  all.leaf.causal = CQSA_CAUSAL_BOTTOM_RIGHT, all.leaf.batch_invariant = 1;
-  run_decode(all);
-  problem one = step(CQSA_DTYPE_F16, 4, 8, 2300, 64);
-  one.leaf.causal = CQSA_CAUSAL_BOTTOM_RIGHT, one.leaf.batch_invariant = 1;
-  // The last query alone.
-  one.leaf.seqlen_q = 1;
-  one.q.view.data = one.q.at(0, 0, 7, 0), one.q.shape[2] = 1;
-  one.out = tensor(CQSA_DTYPE_F32, {1, 4, 1, 64}), one.lse = tensor(CQSA_DTYPE_F32, {1, 4, 1, 1});
-  run_decode(one);
-  for (int64_t h = 0; h < 4; ++h) CHECK(row_of(all, 0, h, 7) == row_of(one, 0, h, 0));
-}
-
 TEST_CASE("simt decode: what is declined") {
   const auto reason_of = [](const std::function<void(cqsa_attention_leaf&)>& change) {
     problem p = step(CQSA_DTYPE_F16, 4, 2, 100, 64);
@@ -329,6 +314,8 @@ TEST_CASE("simt decode: what is declined") {
   CHECK(reason_of([](auto& x) { x.num_heads = 32; }) == "");
   CHECK(reason_of([](auto& x) { x.head_dim = 264; }) == "head_dim and head_dim_v are at most 256");
   CHECK(reason_of([](auto& x) { x.mask.data = &x; }) == "there is a mask or a bias");
+  CHECK(reason_of([](auto& x) { x.batch_invariant = 1; }) == "bits are to be the same in any batch");
+  CHECK(reason_of([](auto& x) { x.flags = CQSA_LEAF_STATE_IN; }) == "a state goes from call to call");
   CHECK(reason_of([](auto& x) { x.seqlen_k = INT64_MAX; }) == "seqlen_k is below 2^31");
   CHECK(reason_of([](auto& x) { x.precision = CQSA_PRECISION_F32; }) == "probabilities are rounded to q's type");
   CHECK(reason_of([](auto& x) { x.head_dim = 256, x.chip.shared_bytes = 99 * 1024; }) == "a block has too little shared memory");
@@ -341,14 +328,6 @@ TEST_CASE("simt decode: how keys are split") {
   CHECK(splits_for(8, 264, 512) > 16);       // one sequence: most of the device
   CHECK(splits_for(8, 264, 512) <= 128);
   CHECK(splits_for(133, 132, 512) > 1);      // one block more than there is room for
-  problem p = step(CQSA_DTYPE_F16, 4, 1, 40000, 64);
-  cqsa_attention_leaf leaf = decode_leaf(p, p.out, p.lse);
-  leaf.batch_invariant = 1;
-  const auto alone = cqsa::gpu::decode::cut_of(leaf);
-  leaf.batch = 64, leaf.chip.compute_units = 132;
-  const auto among = cqsa::gpu::decode::cut_of(leaf);
-  CHECK(alone.split_keys == among.split_keys);
-  CHECK(alone.splits == 20);
 }
 
 TEST_CASE("simt decode: too little workspace is refused, rectangles go to the portable kernel") {

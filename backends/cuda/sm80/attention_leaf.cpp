@@ -79,6 +79,7 @@ cqsa_status probe(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) 
 
 // Whether sizes and types are those of the plain kernels; addresses and strides decide at launch.
 bool may_be_plain(const cqsa_attention_leaf& a) {
+  if (a.batch_invariant) return false;  // the other kernels take every stride, so that bits do not depend on which it is
   if (a.mask.data || a.bias.data || a.slopes.data || a.softcap > 0 || a.softmax_scale <= 0 || a.page_table) return false;
   return a.k.dtype == a.q.dtype && a.v.dtype == a.q.dtype && (a.chip.shared_bytes == 0 || a.chip.shared_bytes >= choose(a).plain_bytes);
 }
@@ -118,7 +119,7 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
   fill_runs(a, &p);
   const variant& v = choose(a);
   const bool plain = may_be_plain(a) && p.q.quads && p.k.quads && p.v.quads && facts_of(device).shared_bytes >= v.plain_bytes &&
-                     (a.batch_invariant || !wants_small_tiles(device, a, v));
+                     !wants_small_tiles(device, a, v);
   const kernel_id kernel = (plain ? v.plain : v.general)[a.q.dtype == CQSA_DTYPE_BF16];
   const uint32_t threads = uint32_t(plain ? v.plain_threads : v.general_threads);
   const uint32_t shared = uint32_t(plain ? v.plain_bytes : v.general_bytes);

@@ -4,8 +4,7 @@
 //
 // A block has all rows of a key head (up to 64: four warps, each with one tile of 16 rows) and the keys of one split. With fewer
 // than four tiles of rows, warps share a tile and take turns with the keys, 16 at a time; at the end their states are merged in shared
-// memory. A row's bits depend on its keys, on how they are split, and on the number of tiles of rows: with batch_invariant that
-// is always four, and splits have a fixed length.
+// memory. A row's bits depend on its keys, on how they are split, and on the number of tiles of rows.
 #pragma once
 
 #include "backends/cuda/sm80/decode_math.cuh"

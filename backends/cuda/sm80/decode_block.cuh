@@ -54,11 +54,6 @@ CQSA_DEVICE int before(int n, int back, int size) { return n >= back ? n - back 
 // One thread: the keys of this block's split.
 CQSA_DEVICE void begin_split(const decode_params& p, block_facts& f) {
   const int64_t split = block_index_y();
-  if (p.split_keys > 0) {
-    f.first = max_i64(f.first, split * p.split_keys);
-    f.end = min_i64(f.end, (split + 1) * p.split_keys);
-    return;
-  }
   const int64_t stages = (max_i64(f.end - f.first, 0) + keys - 1) / keys;
   const int64_t from = f.first;
   f.first = from + stages * split / p.splits * keys;

@@ -50,6 +50,9 @@ const char* why_not(const cqsa_attention_leaf& a) {
     return "seqlen_q must be 1..16, and seqlen_q times the query heads of a key head at most 64";
   if (a.head_dim > 256 || a.head_dim_v > 256) return "head_dim and head_dim_v are at most 256";
   if (a.mask.data || a.bias.data) return "there is a mask or a bias";
+  if (a.flags & (CQSA_LEAF_STATE_IN | CQSA_LEAF_STATE_OUT)) return "a state goes from call to call";
+  // Whether it is this kernel, and how keys are split, follows the number of queries and of sequences.
+  if (a.batch_invariant) return "bits are to be the same in any batch";
   if (a.seqlen_k >= INT32_MAX - 2 * keys) return "seqlen_k is below 2^31";
   return cut_of(a).stages < 2 ? "a block has too little shared memory" : nullptr;
 }
@@ -120,14 +123,6 @@ int64_t visible_keys(const cqsa_attention_leaf& a) {
   return smaller(a.seqlen_k, a.window_left + right + a.seqlen_q);
 }
 
-// Splits that always begin at the same keys, whatever else is in the batch. (A grid has at most 65535 of them.)
-void cut_fixed(const cqsa_attention_leaf& a, decode_cut* out) {
-  int64_t length = 2048;
-  while (divide_up(a.seqlen_k, length) > 65535) length *= 2;
-  out->split_keys = int32_t(length);
-  out->splits = int32_t(larger(1, divide_up(a.seqlen_k, length)));
-}
-
 }  // namespace
 
 // The fewest splits within 2 % of the best time, where a block takes a stage's time for each of its stages and four more to begin and
@@ -149,13 +144,8 @@ int32_t splits_for(int64_t units, int64_t slots, int64_t stages) {
 decode_cut cut_of(const cqsa_attention_leaf& a) {
   decode_cut out{};
   const int64_t rows = rows_of(a);
-  // A row's bits would follow the number of tiles, and that the longest segment of the batch.
-  out.m_tiles = a.batch_invariant || rows > 32 ? 4 : rows > 16 ? 2 : 1;
+  out.m_tiles = rows > 32 ? 4 : rows > 16 ? 2 : 1;
   cut_memory(a, &out);
-  if (a.batch_invariant) {
-    cut_fixed(a, &out);
-    return out;
-  }
   const int64_t slots = larger(1, a.chip.compute_units) * out.blocks_per_unit;
   out.splits = splits_for(larger(1, a.batch * a.num_kv_heads), slots, divide_up(visible_keys(a), keys));
   return out;
@@ -172,7 +162,7 @@ void fill_decode(const cqsa_attention_leaf& a, const decode_cut& cut, const spli
   p->a.v = view_of(a.v, items, a.num_kv_heads, 2, a.head_dim_v, run);
   p->part_acc = states.acc, p->part_m = states.m, p->part_l = states.l;
   p->part_rows = states.rows, p->row_capacity = states.row_capacity;
-  p->splits = cut.splits, p->split_keys = cut.split_keys;
+  p->splits = cut.splits;
   p->stages = cut.stages, p->m_tiles = cut.m_tiles;
   p->k_groups = groups_of(a.scale_k, a.head_dim, a.kv_group);
   p->v_groups = groups_of(a.scale_v, a.head_dim_v, a.kv_group);

@@ -14,7 +14,6 @@ struct decode_cut {
   int32_t shared_bytes;
   int32_t blocks_per_unit;
   int32_t splits;
-  int32_t split_keys;      // 0: dealt evenly
 };
 
 // From sizes alone.

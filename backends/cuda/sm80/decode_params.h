@@ -17,7 +17,6 @@ struct decode_params {
   float *part_acc, *part_m, *part_l;
   int64_t part_rows, row_capacity;
   int32_t splits;
-  int32_t split_keys;   // keys of a split, a multiple of `keys`; 0: the visible keys are dealt evenly
   int32_t stages;
   int32_t m_tiles;      // tiles of 16 rows: 1, 2 or 4
   int32_t k_groups, v_groups, group_shift;  // scales of a row of k and of v, and the binary logarithm of their channels
