@@ -38,8 +38,8 @@ template <int Dv> CQSA_DEVICE void load_q(const selected_params& p, const select
 
 // One thread for each entry of the tile.
 template <int Dv>
-CQSA_DEVICE void find_cell(const selected_params& p, const selected_memory<Dv>& mem, const selected_place& x, int first, int n) {
-  const cell_place c = place_of(p, x, read_cell(p, x, int64_t(first) + n));
+CQSA_DEVICE void find_cell(const selected_params& p, const selected_memory<Dv>& mem, const selected_place& x, int64_t first, int n) {
+  const cell_place c = place_of(p, x, read_cell(p, x, first + n));
   const bool gone = c.page < 0;
   const int64_t page = gone ? 0 : c.page;
   mem.offset(0)[n] = gone ? no_cell : offset_of(p.k, page, x.kv_head, c.row, 0);
@@ -207,13 +207,13 @@ CQSA_DEVICE void add_cells(const selected_params& p, const selected_memory<Dv>& 
                            selected_sums<Dv>& o) {
   using shape = selected_shape<Dv>;
 #pragma unroll 1
-  for (int first = 0; first < x.count; first += shape::cells) {
+  for (int64_t first = 0; first < x.count; first += shape::cells) {
     // Everyone has read the last tile's places: a barrier stood behind the last of its values.
     if (thread_index() < shape::cells) find_cell<Dv>(p, mem, x, first, thread_index());
     make_logits<Kind>(p, mem);
     barrier();
     take_softmax<Lanes>(mem, row);
-    const int left = x.count - first;
+    const int left = int(x.count - first);
     add_values<Kind>(p, mem, left < shape::cells ? left : shape::cells, o);
   }
 }

@@ -289,6 +289,15 @@ TEST_CASE("simt decode: NaN and Inf that nobody sees change nothing") {
   }
 }
 
+TEST_CASE("simt decode: an odd number of scales of 32 channels, over more stages than there are tables") {
+  for (const int64_t dim : {32, 96, 160}) {
+    problem p = step(CQSA_DTYPE_F16, 4, 1, 900, dim);
+    codes(p, CQSA_DTYPE_I8, CQSA_SCALE_GROUP);
+    INFO(dim);
+    check_decode(p, 1);
+  }
+}
+
 TEST_CASE("simt decode: a query of NaN spoils only itself") {
   problem p = step(CQSA_DTYPE_F16, 4, 2, 100, 64);
   p.q.write(0, 2, 1, 5, nan64);

@@ -80,7 +80,7 @@ cqsa_status probe(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) 
 // Whether sizes and types are those of the plain kernels; addresses and strides decide at launch.
 bool may_be_plain(const cqsa_attention_leaf& a) {
   if (a.batch_invariant) return false;  // the other kernels take every stride, so that bits do not depend on which it is
-  if (a.mask.data || a.bias.data || a.slopes.data || a.softcap > 0 || a.softmax_scale <= 0 || a.page_table) return false;
+  if (a.mask.data || a.bias.data || a.slopes.data || a.softcap > 0 || !(a.softmax_scale >= 1e-30 && a.softmax_scale <= 1e30) || a.page_table) return false;
   return a.k.dtype == a.q.dtype && a.v.dtype == a.q.dtype && (a.chip.shared_bytes == 0 || a.chip.shared_bytes >= choose(a).plain_bytes);
 }
 

@@ -130,7 +130,9 @@ CQSA_DEVICE void multiply_qk_codes(const decode_params& p, const block_memory<V>
         mma<V::type>(part[n], a, b0, b1);
       }
     }
-    const float* scale = mem.scales(at.table, 0, step * 16 >> p.group_shift) + at.group * 16 + lane % 4 * 2;
+    // Channels come up to a multiple of V::pad, scales do not.
+    const int group = step * 16 >> p.group_shift, last = p.k_groups - 1;
+    const float* scale = mem.scales(at.table, 0, group < last ? group : last) + at.group * 16 + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       const float2x x = *reinterpret_cast<const float2x*>(scale + n * 8);
@@ -279,8 +281,9 @@ CQSA_DEVICE void multiply_pv_codes(const decode_params& p, const block_memory<V>
 #pragma unroll
   for (int step = 0; step < V::d / 16; step += 2) {
     if (step * 16 % V::pad == 0 && step * 16 >= p.a.head_dim_v) break;
-    if ((step * 16 >> p.group_shift) != group) {
-      group = step * 16 >> p.group_shift;
+    const int next = step * 16 >> p.group_shift;
+    if (next != group && next < p.v_groups) {  // channels come up to a multiple of V::pad, scales do not
+      group = next;
       a.make(mem, at, group, s);
     }
     uint32_t codes[4];
