@@ -2,9 +2,11 @@
 // The sm_80 attention leaf by itself on a CUDA device, for benchmarks/sm80_attention.py: no plugin, no core. Kernels come from a
 // folder of cubins, so that versions of them can be compared. docs/kernels/NOTES-attention-sm80.md says how to build and run.
 #include "backends/cuda/tuned.h"
+#include "backends/gpu/attention_params.h"
 #include "backends/gpu/port.h"
 #include "benchmarks/gpu_leaf_random.h"
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <chrono>
@@ -57,7 +59,8 @@ cqsa_status run_tasks(void*, int64_t n, void (*task)(void*, int64_t), void* data
 }
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-cqsa_chip this_chip() { return {80, this_device.compute_units, this_device.shared_bytes, 0}; }
+const cqsa_attention_impl* leaf_in_use = &sm80_attention;
+cqsa_chip this_chip() { return {this_device.tier, this_device.compute_units, this_device.shared_bytes, 0}; }
 
 }  // namespace
 
@@ -82,6 +85,18 @@ cqsa_status launch(void*, kernel_id kernel, const launch_shape& s, const void* p
                                              s.shared_bytes, static_cast<cudaStream_t>(stream));
   return error == cudaSuccess ? CQSA_OK : fail(CQSA_ERROR_RUNTIME, "%s: %s", names[int(kernel)], cudaGetErrorString(error));
 }
+cqsa_status encode_tensor(void*, const tensor_box& b, tensor_map* out) {
+  static decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  if (!encode) CHECK_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&encode), 12000, cudaEnableDefault, &found));
+  const CUtensorMapDataType type = b.kind == kind_f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const cuuint64_t size[4] = {b.size[0], b.size[1], b.size[2], b.size[3]}, stride[3] = {b.stride[0], b.stride[1], b.stride[2]};
+  const cuuint32_t box[4] = {b.box[0], b.box[1], b.box[2], b.box[3]}, step[4] = {1, 1, 1, 1};
+  const CUresult error = encode(reinterpret_cast<CUtensorMap*>(out), type, 4, const_cast<void*>(b.data), size, stride, box, step,
+                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return error == CUDA_SUCCESS ? CQSA_OK : fail(CQSA_ERROR_RUNTIME, "cuTensorMapEncodeTiled: %d", int(error));
+}
 cqsa_status upload(void*, void* to, const void* from, uint64_t bytes, void* stream) {
   CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)));
   return CQSA_OK;
@@ -104,6 +119,12 @@ void bench_load(const char* folder, int tell) {
   }
 }
 
+// The leaf that the other functions measure: 80 or 90.
+void bench_use(int tier) {
+  this_device.tier = tier;
+  leaf_in_use = tier == 90 ? &sm90_attention : &sm80_attention;
+}
+
 // Compact [batch, heads, n, d]; type 1 f16, 2 bf16. state: three arrays, or null.
 int bench_attention(const void* q, const void* k, const void* v, void* out, float* lse, int type, int64_t batch, int64_t heads, int64_t kv_heads,
                     int64_t n, int64_t d, int64_t dv, int causal, void* stream) {
@@ -119,8 +140,8 @@ int bench_attention(const void* q, const void* k, const void* v, void* out, floa
   a.window_left = a.window_right = -1;
   a.chip = this_chip();
   char reason[256] = "";
-  if (sm80_attention.probe(&a, reason, sizeof reason) != CQSA_OK) return std::printf("declined: %s\n", reason), 1;
-  return sm80_attention.launch(nullptr, &a, nullptr, 0, nullptr, stream);
+  if (leaf_in_use->probe(&a, reason, sizeof reason) != CQSA_OK) return std::printf("declined: %s\n", reason), 1;
+  return leaf_in_use->launch(nullptr, &a, nullptr, 0, nullptr, stream);
 }
 
 // One window of keys of a causal stream: n rows of q at position 0, keys from k_pos on, with the state of the rows in and out.
@@ -138,7 +159,7 @@ int bench_window(const void* q, const void* k, const void* v, float* acc, float*
   const cqsa_rect r{0, k_pos, n, keys, 0, 0, 0};
   a.rects = &r, a.num_rects = 1;
   a.chip = this_chip();
-  return sm80_attention.launch(nullptr, &a, nullptr, 0, nullptr, stream);
+  return leaf_in_use->launch(nullptr, &a, nullptr, 0, nullptr, stream);
 }
 
 // Random problems against cpu_reference for so many seconds; how many were wrong.
@@ -157,7 +178,7 @@ int bench_random(double limit, uint64_t seed) {
   const cqsa_exec exec{nullptr, run_tasks, nullptr, 12};
   int failures = 0, count = 0, declined = 0;
   for (const double end = seconds() + limit; seconds() < end; ++count) {
-    const std::string wrong = random_leaf::check(seed++, mem, 700, nullptr, [](void*) { CHECK_CUDA(cudaDeviceSynchronize()); }, &exec, sm80_attention, this_chip());
+    const std::string wrong = random_leaf::check(seed++, mem, 700, nullptr, [](void*) { CHECK_CUDA(cudaDeviceSynchronize()); }, &exec, *leaf_in_use, this_chip(), count % 4 != 0);
     declined += wrong == "declined";
     if (!wrong.empty() && wrong != "declined" && ++failures <= 10) std::printf("WRONG %s\n", wrong.c_str());
   }

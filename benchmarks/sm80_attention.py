@@ -117,8 +117,10 @@ def main():
     parser.add_argument("--random", type=float, default=0)
     parser.add_argument("--cells", default="all")
     parser.add_argument("--other", nargs="*", default=[])
+    parser.add_argument("--tier", type=int, default=80, help="80, or 90 for the Hopper kernels")
     a = parser.parse_args()
     leaf = Leaf(a.library, a.folder, True)
+    leaf.library.bench_use(a.tier)
     if a.random and leaf.library.bench_random(a.random, 1):
         print("WRONG")
     ratios = {}

@@ -32,7 +32,8 @@ namespace cqsa::cuda {
   X(cuMemAllocAsync) X(cuMemFreeAsync) X(cuPointerGetAttributes)                                                     \
   X(cuMemcpyHtoDAsync_v2) X(cuMemcpyDtoHAsync_v2) X(cuMemcpyDtoDAsync_v2) X(cuMemsetD32Async)                        \
   X(cuStreamCreate) X(cuStreamDestroy_v2) X(cuStreamSynchronize) X(cuStreamWaitEvent) X(cuStreamIsCapturing)         \
-  X(cuStreamGetCtx) X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) X(cuEventSynchronize) X(cuLaunchKernel)
+  X(cuStreamGetCtx) X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventRecord) X(cuEventSynchronize) X(cuLaunchKernel)              \
+  X(cuTensorMapEncodeTiled)
 
 struct driver_api {
 #define CQSA_CUDA_MEMBER(name) decltype(&::name) name;

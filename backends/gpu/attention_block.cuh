@@ -92,23 +92,8 @@ CQSA_DEVICE int64_t divide_i64(int64_t a, int64_t b) {
   return a / b;
 }
 
-// One thread: which rows are the block's.
-CQSA_DEVICE void begin_block(const attention_params& p, block_facts& f) {
-  const int64_t unit = p.first_unit + block_index_x();
-  const int64_t inner = p.batch * p.num_kv_heads * p.head_groups;
-  const int64_t outer = divide_i64(unit, p.longest_first ? inner : p.q_tiles);
-  const int64_t inside = unit - outer * (p.longest_first ? inner : p.q_tiles);
-  const int64_t tile = p.longest_first ? p.q_tiles - 1 - outer : inside;
-  int64_t rest = p.longest_first ? inside : outer;
-  int64_t up = divide_i64(rest, p.head_groups);
-  const int64_t part = (rest - up * p.head_groups) * p.heads_packed;
-  rest = up;
-  up = divide_i64(rest, p.num_kv_heads);
-  f.kv_head = rest - up * p.num_kv_heads;
-  f.batch = up;
-  const int64_t group_heads = divide_i64(p.num_heads, p.num_kv_heads);
-  f.first_head = f.kv_head * group_heads + part;
-  f.heads = int32_t(min_i64(group_heads - part, p.heads_packed));
+// One thread: the queries of query tile `tile` for the batch item and the heads that f has already.
+CQSA_DEVICE void begin_queries(const attention_params& p, block_facts& f, int64_t tile) {
   if (p.num_groups == 0) {
     whole_problem(p, f);
   } else {
@@ -128,6 +113,26 @@ CQSA_DEVICE void begin_block(const attention_params& p, block_facts& f) {
   f.mask_row += skip;
   f.state_row = f.group.state_row + skip;
   f.num_ranges = f.group.num_ranges;
+}
+
+// One thread: which rows are the block's.
+CQSA_DEVICE void begin_block(const attention_params& p, block_facts& f) {
+  const int64_t unit = p.first_unit + block_index_x();
+  const int64_t inner = p.batch * p.num_kv_heads * p.head_groups;
+  const int64_t outer = divide_i64(unit, p.longest_first ? inner : p.q_tiles);
+  const int64_t inside = unit - outer * (p.longest_first ? inner : p.q_tiles);
+  const int64_t tile = p.longest_first ? p.q_tiles - 1 - outer : inside;
+  int64_t rest = p.longest_first ? inside : outer;
+  int64_t up = divide_i64(rest, p.head_groups);
+  const int64_t part = (rest - up * p.head_groups) * p.heads_packed;
+  rest = up;
+  up = divide_i64(rest, p.num_kv_heads);
+  f.kv_head = rest - up * p.num_kv_heads;
+  f.batch = up;
+  const int64_t group_heads = divide_i64(p.num_heads, p.num_kv_heads);
+  f.first_head = f.kv_head * group_heads + part;
+  f.heads = int32_t(min_i64(group_heads - part, p.heads_packed));
+  begin_queries(p, f, tile);
 }
 
 // One thread: the keys of range n that the block needs.

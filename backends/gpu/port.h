@@ -8,6 +8,7 @@
 
 #include "backends/cqsa_backend.h"
 #include "backends/cuda/kernels.h"
+#include "backends/cuda/sm90/tensor_map.h"
 #include "kernels.h"
 
 #include <cstddef>
@@ -54,6 +55,8 @@ constexpr size_t most_params_bytes = 4000;
 cqsa_status launch(void* device, kernel_id kernel, const launch_shape& shape, const void* params, size_t params_bytes, void* stream);
 // Small host array -> device memory in stream order; the host memory has been read on return.
 cqsa_status upload(void* device, void* to, const void* from, uint64_t bytes, void* stream);
+// The copy engine's description of a tensor; on devices of tier 90 only.
+cqsa_status encode_tensor(void* device, const tensor_box& box, tensor_map* out);
 const device_facts& facts_of(void* device);
 // Keeps the text for last_error() and returns the status.
 cqsa_status fail(cqsa_status status, const char* format, ...) __attribute__((format(printf, 2, 3)));

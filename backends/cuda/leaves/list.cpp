@@ -9,7 +9,7 @@ namespace cqsa::cuda {
 
 // The lists are made at the first call, because their entries are constants of other files.
 void add_leaves(cqsa_backend_v1& backend) {
-  static const cqsa_attention_impl attention[] = {gpu::sm80_decode, gpu::sm80_attention, gpu::sm75_attention,
+  static const cqsa_attention_impl attention[] = {gpu::sm80_decode, gpu::sm90_attention, gpu::sm80_attention, gpu::sm75_attention,
                                                   gpu::sm70_attention_impl, gpu::portable_attention};
   static const cqsa_selected_impl selected[] = {gpu::sm80_selected, gpu::sm70_selected_impl, gpu::portable_selected};
   backend.attention = attention;

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exact attention with the matrix unit and the copy engine of Hopper, f16 and bf16, sums in f32: one warpgroup loads, two or three
+// compute. docs/kernels/hopper-attention.md has a picture of the schedule, the reasons and the figures.
+#pragma once
+
+#include "attention_epilogue.cuh"
+#include "attention_loader.cuh"
+#include "attention_mainloop.cuh"
+
+namespace cqsa::gpu::sm90 {
+
+template <class S, int Kind> CQSA_DEVICE void compute_block(const params& p, const tile_memory<S>& mem) {
+  block_barriers<S>& b = mem.barriers();
+  const int group = thread_index() / 128 - 1, warp = thread_index() / 32 % 4;
+  const group_place<S> me{shared_address(mem.q()) + uint32_t(group) * 64 * 128, group};
+  const int row0 = group * 64 + warp * 16 + int(lane_now()) / 4;
+  begin_turns<S>(group);
+  uint32_t keys = 0;
+  for (uint32_t unit = 0;; ++unit) {
+    wait_phase(b.full_q, unit % 2);
+    const unit_state state = unit_state(mem.facts(unit).state);
+    if (state == unit_state::done) return;
+    const block_facts& f = mem.facts(unit).f;
+    thread_rows rows;
+    float o[S::dv / 2];
+    begin_rows<S>(p.a, f, row0, rows, o);
+    if (state == unit_state::busy) run_keys<S, Kind>(p, mem, me, unit, keys, rows, o);
+    else warp_arrives(b.empty_q);
+    end_rows<S>(p.a, f, row0, rows, o);
+    warp_arrives(b.empty_facts[unit % 2]);
+  }
+}
+
+template <class S, int Kind> CQSA_DEVICE void attention_block(const params& p) {
+  const tile_memory<S> mem = memory_of_block<S>();
+  if (thread_index() == 0) {
+    prefetch_map(p.q), prefetch_map(p.k), prefetch_map(p.v);
+    begin_barriers<S>(mem);
+  }
+  barrier();
+  if (thread_index() < 128) {
+    give_registers<S::loader_registers>();
+    const int warp = shuffle<32>(thread_index() / 32, 0);
+    if (warp == 0) {
+      if (lane_now() == 0) load_block<S>(p, mem);
+    } else {
+      check_block<S, Kind>(mem, warp - 1);
+    }
+  } else {
+    take_registers<S::registers>();
+    compute_block<S, Kind>(p, mem);
+  }
+}
+
+}  // namespace cqsa::gpu::sm90
+
+// CQSA_SM90_ATTENTION(f16 | bf16, head_dim, head_dim_v): one kernel. Tensor maps are read where the parameters are.
+#define CQSA_SM90_ATTENTION(kind, d, dv)                                                                                       \
+  extern "C" __global__ void __launch_bounds__((cqsa::gpu::sm90::tile_shape<d, dv>::threads), 1)                               \
+      cqsa_sm90_attention_##kind##_d##d(const __grid_constant__ cqsa::gpu::sm90::params p) {                                   \
+    using namespace cqsa::gpu;                                                                                                 \
+    sm90::attention_block<sm90::tile_shape<d, dv>, kind_##kind>(p);                                                            \
+  }

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host part of the Hopper attention: what it takes, which kernel, the tensors as the copy engine knows them, and its launches.
+#include "backends/cuda/tuned.h"
+#include "backends/gpu/attention_fill.h"
+#include "attention_shape.h"
+
+#include <cstdio>
+
+namespace cqsa::gpu {
+namespace {
+
+using sm90::tile_shape;
+
+constexpr int64_t most_rows = int64_t(1) << 30;    // kernels and the copy engine count rows in 32 bits
+constexpr int64_t cached_bytes = int64_t(32) << 20;  // of keys and values that the L2 cache holds beside everything else
+
+// ------------------------------------------------------------------------------------------------------- instantiations
+
+struct variant {
+  kernel_id kernel[2];  // f16, bf16
+  int32_t rows, keys, threads, shared_bytes;
+  int64_t d, dv;
+};
+template <int D, int Dv> constexpr variant variant_of(kernel_id f16, kernel_id bf16) {
+  using s = tile_shape<D, Dv>;
+  return {{f16, bf16}, s::rows, s::keys, s::threads, s::shared_bytes, D, Dv};
+}
+#define CQSA_SM90_VARIANT(d, dv) variant_of<d, dv>(kernel_id::cqsa_sm90_attention_f16_d##d, kernel_id::cqsa_sm90_attention_bf16_d##d)
+constexpr variant variants[] = {CQSA_SM90_VARIANT(64, 64), CQSA_SM90_VARIANT(96, 96), CQSA_SM90_VARIANT(128, 128), CQSA_SM90_VARIANT(192, 128),
+                                CQSA_SM90_VARIANT(256, 256)};
+#undef CQSA_SM90_VARIANT
+
+// The smallest one that holds the sizes; the last one holds all that probe accepts.
+const variant& choose(const cqsa_attention_leaf& leaf) {
+  for (const variant& v : variants)
+    if (leaf.head_dim <= v.d && leaf.head_dim_v <= v.dv) return v;
+  return variants[4];
+}
+
+// ------------------------------------------------------------------------------------------------------------- accepting
+
+const char* why_not(const cqsa_attention_leaf& a) {
+  if (a.chip.tier != 90) return "the device has no sm_90a code";
+  if (const char* text = why_no_gpu(a)) return text;
+  if (a.q.dtype != CQSA_DTYPE_F16 && a.q.dtype != CQSA_DTYPE_BF16) return "q must be f16 or bf16";
+  if (a.k.dtype != a.q.dtype || a.v.dtype != a.q.dtype) return "k and v must have q's type";
+  if (a.scale_k != CQSA_SCALE_NONE || a.scale_v != CQSA_SCALE_NONE) return "k and v have no scales here";
+  if (a.head_dim > 256 || a.head_dim_v > 256) return "head_dim and head_dim_v are at most 256";
+  if (a.head_dim % 8 != 0 || a.head_dim_v % 8 != 0) return "head_dim and head_dim_v are multiples of 8";
+  if (a.mask.data || a.bias.data) return "masks and bias are not taken";
+  if (a.slopes.data) return "ALiBi is not taken";
+  if (a.page_table) return "paged keys are not taken";
+  if (a.batch_invariant) return "the kernel depends on strides, which batch_invariant does not allow";
+  if (a.precision != CQSA_PRECISION_DEFAULT && a.precision != CQSA_PRECISION_FAST) return "p is rounded to 16 bits here";
+  if (!(a.softmax_scale >= 1e-30 && a.softmax_scale <= 1e30)) return "softmax_scale is between 1e-30 and 1e30";
+  if (a.seqlen_k > most_rows || a.seqlen_q > most_rows) return "sequences have at most 2^30 tokens";
+  return nullptr;
+}
+
+cqsa_status probe(const cqsa_attention_leaf* leaf, char* reason, uint64_t size) {
+  const char* text = why_not(*leaf);
+  if (text && reason && size) std::snprintf(reason, size, "%s", text);
+  return text ? CQSA_ERROR_UNSUPPORTED : CQSA_OK;
+}
+
+int32_t tiles(const cqsa_attention_leaf* leaf, cqsa_leaf_tile* out, int32_t capacity) {
+  const variant& v = choose(*leaf);
+  if (capacity < 1) return 0;
+  *out = {v.rows, v.keys, 1.0, 1.0};
+  return 1;
+}
+
+uint64_t workspace(const cqsa_attention_leaf* leaf, int64_t) { return list_bytes(*leaf); }
+
+// ------------------------------------------------------------------------------------------------------------- tensors
+
+// The axes of a view that the copy engine walks; an axis without a stride has one entry that all share.
+struct tensor_walk {
+  tensor_box box;
+  int32_t item_step, head_step;  // coordinates of a batch item and of a head
+};
+
+// False: the copy engine cannot read it. rows: how many a launch may name.
+bool walk_of(const cqsa_view& x, int64_t channels, int64_t rows, int64_t heads, int64_t items, tensor_walk* out) {
+  const int64_t stride[3] = {2 * x.stride[2], 2 * x.stride[1], 2 * x.stride[0]};
+  const int64_t size[3] = {larger(rows, 1), heads, items};
+  tensor_box& b = out->box;
+  b = {x.data, kind_of(x.dtype), {uint64_t(channels), 1, 1, 1}, {16, 16, 16}, {64, 1, 1, 1}};
+  if (!x.data || reinterpret_cast<uintptr_t>(x.data) % 16 != 0 || (x.stride[3] != 1 && channels > 1)) return false;
+  for (int n = 0; n < 3; ++n) {
+    if (size[n] <= 1 || (stride[n] == 0 && n > 0)) continue;
+    if (stride[n] < 16 || stride[n] % 16 != 0 || stride[n] >= int64_t(1) << 40 || size[n] > most_rows) return false;
+    b.size[n + 1] = uint64_t(size[n]);
+    b.stride[n] = uint64_t(stride[n]);
+  }
+  out->head_step = b.size[2] > 1;
+  out->item_step = b.size[3] > 1;
+  return true;
+}
+
+// Rows of q and of k that a call may name.
+struct row_counts {
+  int64_t q, k;
+};
+row_counts rows_of(const cqsa_attention_leaf& a) {
+  if (!a.rects && a.num_rects == 0) return {a.cu_seqlens_q ? a.total_q : a.seqlen_q, a.cu_seqlens_k ? a.total_k : a.seqlen_k};
+  row_counts n{0, 0};
+  for (int64_t i = 0; i < a.num_rects; ++i) {
+    n.q = larger(n.q, a.rects[i].q_row + a.rects[i].q_len);
+    n.k = larger(n.k, a.rects[i].k_row + a.rects[i].k_len);
+  }
+  return n;
+}
+
+// q, k and v as the copy engine knows them, but for the boxes.
+struct tensor_walks {
+  tensor_walk q, k, v;
+};
+bool walks_of(const cqsa_attention_leaf& a, tensor_walks* out) {
+  const row_counts n = rows_of(a);
+  return n.q <= most_rows && n.k <= most_rows && walk_of(a.q, a.head_dim, n.q, a.num_heads, a.batch, &out->q) &&
+         walk_of(a.k, a.head_dim, n.k, a.num_kv_heads, a.batch, &out->k) && walk_of(a.v, a.head_dim_v, n.k, a.num_kv_heads, a.batch, &out->v);
+}
+
+// In a box of q the heads that share a tile stand next to each other: row = query * heads + head.
+void swap_heads_and_rows(tensor_box* b) {
+  const uint64_t size = b->size[1], stride = b->stride[0];
+  b->size[1] = b->size[2], b->stride[0] = b->stride[1];
+  b->size[2] = size, b->stride[1] = stride;
+}
+
+cqsa_status fill_maps(void* device, tensor_walks& t, const variant& v, sm90::params* p) {
+  swap_heads_and_rows(&t.q.box);
+  t.q.box.box[1] = uint32_t(p->a.heads_packed);
+  t.q.box.box[2] = uint32_t(p->a.tile_queries);
+  t.k.box.box[1] = t.v.box.box[1] = uint32_t(v.keys);
+  p->q_box_bytes = int32_t(128 * p->a.heads_packed * p->a.tile_queries);
+  p->q_item = t.q.item_step, p->q_head = t.q.box.size[1] > 1;
+  p->k_item = t.k.item_step, p->k_head = t.k.head_step;
+  p->v_item = t.v.item_step, p->v_head = t.v.head_step;
+  cqsa_status status = encode_tensor(device, t.q.box, &p->q);
+  if (status == CQSA_OK) status = encode_tensor(device, t.k.box, &p->k);
+  return status == CQSA_OK ? encode_tensor(device, t.v.box, &p->v) : status;
+}
+
+// --------------------------------------------------------------------------------------------------------------- launch
+
+// So many heads at a time that what they read stays in the L2 cache.
+int32_t heads_at_once(const cqsa_attention_leaf& a, int32_t head_groups) {
+  const int64_t columns = a.batch * a.num_kv_heads * head_groups, bytes = 2 * larger(a.seqlen_k, 1) * (a.head_dim + a.head_dim_v);
+  return int32_t(smaller(columns, larger(1, cached_bytes / bytes) * head_groups));
+}
+
+// Blocks stay and take one tile of queries after the other where all tiles of a place in the order take the same time; lengths that only
+// the device knows are left to its own scheduler, one block for each tile.
+uint32_t blocks_for(void* device, const cqsa_attention_leaf& a, int64_t units) {
+  if (a.cu_seqlens_q || a.cu_seqlens_k || a.seqused_k || a.num_rects > 1) return uint32_t(units);
+  return uint32_t(smaller(units, facts_of(device).compute_units));
+}
+
+cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* memory, uint64_t bytes, const cqsa_exec* exec, void* stream) {
+  const cqsa_attention_leaf& a = *leaf;
+  if (a.batch < 1 || a.num_heads < 1 || a.num_kv_heads < 1) return CQSA_OK;
+  tensor_walks walks;
+  if (!walks_of(a, &walks)) return sm80_attention.launch(device, leaf, memory, bytes, exec, stream);
+  const variant& v = choose(a);
+  sm90::params p{};
+  fill_params(a, &p.a);
+  int64_t units = 0;
+  cqsa_status status = fill_tiles(device, a, v.rows, memory, bytes, stream, &p.a, &units);
+  if (units >= most_units) return sm80_attention.launch(device, leaf, memory, bytes, exec, stream);
+  if (status == CQSA_OK && units > 0) {
+    p.units = int32_t(units);
+    p.heads_at_once = heads_at_once(a, p.a.head_groups);
+    status = fill_maps(device, walks, v, &p);
+    const kernel_id kernel = v.kernel[a.q.dtype == CQSA_DTYPE_BF16];
+    const launch_shape shape{{blocks_for(device, a, units), 1, 1}, uint32_t(v.threads), uint32_t(v.shared_bytes)};
+    if (status == CQSA_OK) status = launch(device, kernel, shape, &p, sizeof p, stream);
+  }
+  if (status != CQSA_OK) return status;
+  if ((a.flags & CQSA_LEAF_CLEAR_TAIL) && a.cu_seqlens_q) return clear_tail(device, a, stream);
+  return CQSA_OK;
+}
+
+}  // namespace
+
+extern const cqsa_attention_impl sm90_attention = {
+    "cuda_sm90", "Hopper; f16 or bf16, head_dim up to 256 in multiples of 8", probe, tiles, workspace, launch_leaf, nullptr};
+
+}  // namespace cqsa::gpu

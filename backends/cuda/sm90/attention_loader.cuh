@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loading warpgroup of the Hopper attention. One thread walks over the block's tiles of queries and their tiles of keys and sends
+// for them; three warps look through values under hidden pairs.
+#pragma once
+
+#include "attention_memory.cuh"
+
+namespace cqsa::gpu::sm90 {
+
+// ------------------------------------------------------------------------------------------------------------ the schedule
+
+// Number of the block's tile of queries in its turn. Where tiles get shorter, blocks take them in alternating order, so that none gets
+// the longer one each time.
+CQSA_DEVICE uint32_t unit_of_turn(const params& p, uint32_t turn) {
+  const uint32_t blocks = gridDim.x, b = blockIdx.x;
+  return turn * blocks + (p.a.longest_first && turn % 2 ? blocks - 1 - b : b);
+}
+
+struct unit_place {
+  uint32_t tile, column;  // column: batch item, key head and part of its query heads
+};
+CQSA_DEVICE unit_place place_of_unit(const params& p, uint32_t unit) {
+  const uint32_t tiles = uint32_t(p.a.q_tiles);
+  if (!p.a.longest_first) return {unit % tiles, unit / tiles};
+  const uint32_t columns = uint32_t(p.a.batch * p.a.num_kv_heads) * uint32_t(p.a.head_groups), most = uint32_t(p.heads_at_once);
+  const uint32_t section = unit / (most * tiles), inside = unit - section * (most * tiles), left = columns - section * most;
+  const uint32_t wide = left < most ? left : most;
+  return {tiles - 1 - inside / wide, section * most + inside % wide};
+}
+
+CQSA_DEVICE void begin_unit(const params& p, uint32_t unit, block_facts& f) {
+  const unit_place at = place_of_unit(p, unit);
+  const uint32_t parts = uint32_t(p.a.head_groups), kv_heads = uint32_t(p.a.num_kv_heads), group = uint32_t(p.a.num_heads) / kv_heads;
+  const uint32_t up = at.column / parts, part = (at.column - up * parts) * uint32_t(p.a.heads_packed);
+  f.batch = up / kv_heads;
+  f.kv_head = up % kv_heads;
+  f.first_head = f.kv_head * group + part;
+  f.heads = int32_t(min_i64(group - part, p.a.heads_packed));
+  begin_queries(p.a, f, at.tile);
+}
+
+// Tiles of keys of all ranges of a tile of queries.
+struct key_cursor {
+  int32_t range, first, end, lo, hi;  // relative to the first key of the range
+  int32_t row;                        // of k and v, of that
+};
+
+// The first tile of the next range that has one.
+template <class S> CQSA_DEVICE bool enter_range(const params& p, block_facts& f, key_cursor& c) {
+  constexpr int64_t far = int64_t(1) << 30;  // more keys than a range has
+  for (; c.range < int32_t(f.num_ranges); ++c.range) {
+    begin_range(p.a, f, c.range, S::keys);
+    if (f.first >= f.end) continue;
+    const int64_t here = f.position - f.range.pos;
+    c.first = int32_t(f.first);
+    c.end = int32_t(f.end);
+    c.lo = int32_t(clamp_i64(here - p.a.left, -far, far));
+    c.hi = int32_t(clamp_i64(here + p.a.right + 1, -far, far));
+    c.row = int32_t(f.range.row);
+    return true;
+  }
+  return false;
+}
+template <class S> CQSA_DEVICE bool next_tile(const params& p, block_facts& f, key_cursor& c) {
+  c.first += S::keys;
+  if (c.first < c.end) return true;
+  ++c.range;
+  return enter_range<S>(p, f, c);
+}
+template <class S> CQSA_DEVICE key_tile tile_at(const key_cursor& c, int queries) {
+  const int left = c.end - c.first;
+  key_tile t{left < S::keys ? left : S::keys, c.lo - c.first, c.hi - c.first, 0, int64_t(c.row) + c.first};
+  if (t.keys < S::keys || t.hi < t.keys || t.lo + queries - 1 > 0) t.flags = tile_ragged;
+  return t;
+}
+
+// ------------------------------------------------------------------------------------------------------------------- loads
+
+template <class S> CQSA_DEVICE void send_queries(const params& p, const tile_memory<S>& mem, uint32_t unit) {
+  block_barriers<S>& b = mem.barriers();
+  const block_facts& f = mem.facts(unit).f;
+  wait_phase(b.empty_q, unit % 2 ^ 1);
+  arrive_and_expect(b.full_q, uint32_t(p.q_box_bytes) * S::panels);
+  for (int n = 0; n < S::panels; ++n)
+    copy_box(mem.q() + n * S::q_panel, p.q, b.full_q, 64 * n, int(f.first_head) * p.q_head, int(f.q_row), int(f.batch) * p.q_item);
+}
+template <class S> CQSA_DEVICE void send_keys(const params& p, const tile_memory<S>& mem, const block_facts& f, uint32_t n, const key_tile& t) {
+  block_barriers<S>& b = mem.barriers();
+  block_barrier& full = b.full_k[slot_of<S>(n)];
+  wait_phase(b.empty_k[slot_of<S>(n)], parity_of<S>(n) ^ 1);
+  mem.info(n) = t;
+  arrive_and_expect(full, S::k_bytes);
+  for (int i = 0; i < S::panels; ++i)
+    copy_box(mem.k(n) + i * S::k_panel, p.k, full, 64 * i, int(t.row), int(f.kv_head) * p.k_head, int(f.batch) * p.k_item);
+}
+template <class S> CQSA_DEVICE void send_values(const params& p, const tile_memory<S>& mem, const block_facts& f, uint32_t n, int row) {
+  block_barriers<S>& b = mem.barriers();
+  block_barrier& full = b.full_v[slot_of<S>(n)];
+  wait_phase(b.empty_v[slot_of<S>(n)], parity_of<S>(n) ^ 1);
+  arrive_and_expect(full, S::v_bytes);
+  for (int i = 0; i < S::v_panels; ++i)
+    copy_box(mem.v(n) + i * S::k_panel, p.v, full, 64 * i, row, int(f.kv_head) * p.v_head, int(f.batch) * p.v_item);
+}
+
+// What a block has done so far.
+struct progress {
+  uint32_t units, keys;
+};
+
+// Keys go one tile ahead of values, as they are needed. Values of the last tile go before the next queries, for which there is room
+// only after the last product with keys.
+template <class S> CQSA_DEVICE void load_unit(const params& p, const tile_memory<S>& mem, progress& done) {
+  block_facts& f = mem.facts(done.units).f;
+  key_cursor c{0, 0, 0, 0, 0, 0};
+  bool more = enter_range<S>(p, f, c);
+  mem.facts(done.units).state = int32_t(more ? unit_state::busy : unit_state::empty);
+  if (!more) send_queries<S>(p, mem, done.units);
+  int previous = -1;
+  while (more) {
+    key_tile t = tile_at<S>(c, f.queries);
+    more = next_tile<S>(p, f, c);
+    if (!more) t.flags |= tile_last;
+    send_keys<S>(p, mem, f, done.keys, t);
+    if (previous < 0) send_queries<S>(p, mem, done.units);
+    else send_values<S>(p, mem, f, done.keys - 1, previous);
+    previous = int(t.row);
+    ++done.keys;
+  }
+  if (previous >= 0) send_values<S>(p, mem, f, done.keys - 1, previous);
+  ++done.units;
+}
+
+template <class S> CQSA_DEVICE void load_block(const params& p, const tile_memory<S>& mem) {
+  block_barriers<S>& b = mem.barriers();
+  progress done{0, 0};
+  for (uint32_t turn = 0;; ++turn) {
+    const uint32_t unit = unit_of_turn(p, turn);
+    wait_phase(b.empty_facts[done.units % 2], done.units / 2 % 2 ^ 1);
+    if (unit >= uint32_t(p.units)) break;
+    block_facts& f = mem.facts(done.units).f;
+    begin_unit(p, unit, f);
+    if (f.rows > 0) load_unit<S>(p, mem, done);
+  }
+  mem.facts(done.units).state = int32_t(unit_state::done);
+  wait_phase(b.empty_q, done.units % 2 ^ 1);
+  arrive(b.full_q);
+}
+
+// ---------------------------------------------------------------------------------------- values that are NaN or Inf
+
+template <int Kind> constexpr uint32_t exponent_mask = Kind == kind_f16 ? 0x7c007c00u : 0x7f807f80u;
+
+// Whether one of two halves is NaN or Inf: adding one to an exponent of all ones carries into the sign.
+template <int Kind> CQSA_DEVICE bool is_wild(uint32_t two) {
+  constexpr uint32_t one = Kind == kind_f16 ? 0x04000400u : 0x00800080u;
+  return (((two & exponent_mask<Kind>) + one) & 0x80008000u) != 0;
+}
+template <int Kind> CQSA_DEVICE uint32_t without_wild(uint32_t two) {
+  constexpr uint32_t half = exponent_mask<Kind> & 0xffffu;
+  if ((two & half) == half) two &= 0xffff0000u;
+  if ((two >> 16 & half) == half) two &= 0x0000ffffu;
+  return two;
+}
+
+// This warp's part of a tile: wild values become 0, true where there were some.
+template <class S, int Kind> CQSA_DEVICE bool clear_wild(unsigned char* values, int warp) {
+  bool found = false;
+#pragma unroll 2
+  for (int n = warp * 32 + int(lane_now()); n < S::v_bytes / 16; n += 32 * checkers) {
+    word4x& w = *reinterpret_cast<word4x*>(values + 16 * n);
+    const word4x now = w;
+    const bool wild = is_wild<Kind>(now.x[0]) || is_wild<Kind>(now.x[1]) || is_wild<Kind>(now.x[2]) || is_wild<Kind>(now.x[3]);
+    if (wild) {
+      w = {{without_wild<Kind>(now.x[0]), without_wild<Kind>(now.x[1]), without_wild<Kind>(now.x[2]), without_wild<Kind>(now.x[3])}};
+      found = true;
+    }
+  }
+  return ballot<32>(found) != 0;
+}
+
+template <class S, int Kind> CQSA_DEVICE void check_tile(const tile_memory<S>& mem, uint32_t n, int warp) {
+  block_barriers<S>& b = mem.barriers();
+  if ((mem.info(n).flags & tile_ragged) && clear_wild<S, Kind>(mem.v(n), warp)) {
+    if (lane_now() == 0) atomic_or(reinterpret_cast<uint32_t*>(&mem.info(n).flags), tile_wild);
+    publish_stores();
+  }
+  warp_arrives(b.seen_v[slot_of<S>(n)]);
+  if (lane_now() == 0) arrive(b.empty_v[slot_of<S>(n)]);
+}
+
+// Warp number `warp` of those that look through values.
+template <class S, int Kind> CQSA_DEVICE void check_block(const tile_memory<S>& mem, int warp) {
+  block_barriers<S>& b = mem.barriers();
+  uint32_t keys = 0;
+  for (uint32_t unit = 0;; ++unit) {
+    wait_phase(b.full_q, unit % 2);
+    const unit_state state = unit_state(mem.facts(unit).state);
+    if (state == unit_state::done) return;
+    warp_arrives(b.empty_q);  // so that the barrier does not run two phases ahead of this warp
+    for (bool more = state == unit_state::busy; more; ++keys) {
+      wait_phase(b.full_v[slot_of<S>(keys)], parity_of<S>(keys));
+      more = !(mem.info(keys).flags & tile_last);
+      check_tile<S, Kind>(mem, keys, warp);
+    }
+    warp_arrives(b.empty_facts[unit % 2]);
+  }
+}
+
+}  // namespace cqsa::gpu::sm90

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// From logits to p in the registers of a warpgroup of the Hopper attention.
+//
+// A thread has two rows of the warpgroup's 64, with w = warp % 4, g = lane / 4 and l = lane % 4: rows 16 w + g + 8 r, r 0 and 1, at
+// keys 8 n + 2 l and the next (wgmma.cuh). Four neighbours have a row.
+#pragma once
+
+#include "attention_memory.cuh"
+#include "wgmma.cuh"
+
+namespace cqsa::gpu::sm90 {
+
+constexpr float log2_of_e = 1.4426950408889634f;
+
+// The rows of a thread: query (row of the tile over the heads packed in it), largest logit so far in natural units, the thread's part of
+// l, and the reference of the exponents in powers of two.
+struct thread_rows {
+  int query[2];
+  float m[2], l[2], reference[2];
+};
+
+CQSA_DEVICE float quad_max(float x) {
+  x = max_f32(x, shuffle_xor<32>(x, 1));
+  return max_f32(x, shuffle_xor<32>(x, 2));
+}
+CQSA_DEVICE float quad_sum(float x) {
+  x += shuffle_xor<32>(x, 1);
+  return x + shuffle_xor<32>(x, 2);
+}
+
+// Of a row that has seen no key yet: any finite number does, since every p is 2^-inf = 0.
+CQSA_DEVICE float reference_of(float m) { return product_f32(m == -infinity() ? 0.0f : m, log2_of_e); }
+
+struct key_span {
+  int begin;
+  uint32_t count;
+};
+// The keys of a tile that a query sees.
+CQSA_DEVICE key_span visible(const key_tile& t, int query) {
+  const int lo = t.lo + query > 0 ? t.lo + query : 0, hi = t.hi + query < t.keys ? t.hi + query : t.keys;
+  return {lo, hi > lo ? uint32_t(hi - lo) : 0u};
+}
+
+template <class S> CQSA_DEVICE void hide_logits(const key_tile& t, const thread_rows& rows, float (&s)[S::keys / 2]) {
+  const int column = int(lane_now()) % 4 * 2;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const key_span seen = visible(t, rows.query[r]);
+    const int at = column - seen.begin;
+#pragma unroll
+    for (int n = 0; n < S::keys / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (uint32_t(at + 8 * n + i) >= seen.count) s[4 * n + 2 * r + i] = -infinity();
+  }
+}
+
+// tanh to 3e-7: near 0 by its series, elsewhere by 2^x.
+CQSA_DEVICE float tanh_fast(float x) {
+  const float square = x * x;
+  const float series = x * fma_f32(square, fma_f32(square, fma_f32(square, -17.0f / 315.0f, 2.0f / 15.0f), -1.0f / 3.0f), 1.0f);
+  const float other = 1.0f - 2.0f * reciprocal_f32(1.0f + exp2_f32(x * (2.0f * log2_of_e)));
+  return square < 0.04f ? series : other;
+}
+template <class S> CQSA_DEVICE void cap_logits(const attention_params& p, float (&s)[S::keys / 2]) {
+  const float factor = p.softmax_scale / p.softcap;
+#pragma unroll
+  for (int n = 0; n < S::keys / 2; ++n) s[n] = p.softcap * tanh_fast(s[n] * factor);
+}
+
+// What logits are multiplied with to be in natural units.
+CQSA_DEVICE float scale_of(const attention_params& p) { return p.softcap > 0 ? 1.0f : p.softmax_scale; }
+
+// Moves the maxima to those of these logits; what the sums so far are to be multiplied with.
+template <class S> CQSA_DEVICE void raise_maxima(float scale, const float (&s)[S::keys / 2], thread_rows& rows, float (&factor)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float top = max_f32(s[2 * r], s[2 * r + 1]);
+#pragma unroll
+    for (int n = 1; n < S::keys / 8; ++n) top = max_f32(top, max_f32(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]));
+    const float old = rows.m[r], now = max_f32(old, quad_max(top) * scale);
+    rows.m[r] = now;
+    rows.reference[r] = reference_of(now);
+    factor[r] = exp2_f32(product_f32(old, log2_of_e) - rows.reference[r]);
+    rows.l[r] *= factor[r];
+  }
+}
+
+template <class S> CQSA_DEVICE void weigh(float scale, thread_rows& rows, float (&s)[S::keys / 2]) {
+  const float scale2 = product_f32(scale, log2_of_e);
+#pragma unroll
+  for (int n = 0; n < S::keys / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float& x = s[4 * n + i];
+      x = exp2_f32(fma_f32(x, scale2, -rows.reference[i / 2]));
+      rows.l[i / 2] += x;
+    }
+}
+
+// p as the operand of the product with v: what a thread holds of the logits is just what it has to hold.
+template <class S, int Kind> CQSA_DEVICE void pack_p(const float (&s)[S::keys / 2], uint32_t (&p)[S::keys / 16][4]) {
+#pragma unroll
+  for (int n = 0; n < S::keys / 16; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float low = s[8 * n + 2 * i], high = s[8 * n + 2 * i + 1];
+      p[n][i] = Kind == kind_f16 ? pack_f16(low, high) : pack_bf16(low, high);
+    }
+}
+
+// Products with 1 are left out: no bit depends on it. Factors are at most 1, so that their distances from it do not cancel.
+template <class S> CQSA_DEVICE void scale_sums(const float (&factor)[2], float (&o)[S::dv / 2]) {
+  if (ballot<32>((factor[0] - 1.0f) + (factor[1] - 1.0f) != 0.0f) == 0) return;
+#pragma unroll
+  for (int n = 0; n < S::dv / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) o[4 * n + i] *= factor[i / 2];
+}
+
+}  // namespace cqsa::gpu::sm90

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of Hopper alone, X(name, threads, tier) as in backends/gpu/kernels.h.
+#pragma once
+
+#define CQSA_SM90_KERNELS_OF(X, kind)         \
+  X(cqsa_sm90_attention_##kind##_d64, 512, 90)  \
+  X(cqsa_sm90_attention_##kind##_d96, 384, 90)  \
+  X(cqsa_sm90_attention_##kind##_d128, 384, 90) \
+  X(cqsa_sm90_attention_##kind##_d192, 384, 90) \
+  X(cqsa_sm90_attention_##kind##_d256, 384, 90)
+#define CQSA_SM90_KERNELS(X) CQSA_SM90_KERNELS_OF(X, f16) CQSA_SM90_KERNELS_OF(X, bf16)
