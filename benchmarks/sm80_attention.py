@@ -6,6 +6,7 @@
 LIBRARY is built from benchmarks/sm80_attention.cpp, CUBINS a folder of cubins of the kernels; docs/kernels/NOTES-attention-sm80.md.
 """
 import argparse
+import glob
 import ctypes
 import statistics
 
@@ -17,25 +18,35 @@ CELLS = [(64, 32, 32, 1024, 16), (64, 32, 32, 4096, 4), (64, 32, 32, 16384, 1),
          (128, 16, 16, 1024, 16), (128, 16, 16, 4096, 4), (128, 16, 16, 16384, 1), (128, 16, 16, 65536, 1),
          (256, 8, 8, 4096, 4), (256, 8, 8, 16384, 1),
          (128, 32, 8, 4096, 4), (128, 64, 8, 8192, 1), (128, 32, 8, 32768, 1)]
-QUICK = [CELLS[0], CELLS[2], CELLS[3], CELLS[5], CELLS[8]]
+QUICK = [CELLS[0], CELLS[2], CELLS[3], CELLS[4], CELLS[5], CELLS[7], CELLS[8]]
 
 
-def median_ms(function, least=0.06):
-    """Median of event timings; as many as fit `least` seconds, between 5 and 30."""
-    function()
+def medians_ms(functions, rounds=6, burst=0.012):
+    """Medians of event timings of several functions, in bursts by turns: what comes first after a pause finds a cool chip with a higher
+    clock."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    times = []
-    while len(times) < 5 or (sum(times) < least * 1e3 and len(times) < 30):
-        begin.record()
+    times = [[] for _ in functions]
+    for function in functions:
         function()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+    for turn in range(rounds):
+        for i in range(len(functions)):
+            i = (i + turn) % len(functions)
+            spent = 0
+            for _ in range(30):
+                begin.record()
+                functions[i]()
+                end.record()
+                end.synchronize()
+                times[i].append(begin.elapsed_time(end))
+                spent += times[i][-1]
+                if spent > burst * 1e3:
+                    break
+    return [statistics.median(t) for t in times]
 
 
 class Leaf:
     def __init__(self, library, folder, tell):
+        self.folder = folder
         self.library = ctypes.CDLL(library)
         self.library.bench_random.argtypes = [ctypes.c_double, ctypes.c_uint64]
         self.load(folder, tell)
@@ -77,7 +88,7 @@ def torch_call(backend, q, k, v, causal):
     return call
 
 
-def one_cell(leaf, folders, cell, causal, dtype=torch.bfloat16, ratios=None):
+def one_cell(leaves, cell, causal, dtype=torch.bfloat16, ratios=None):
     d, h, g, n, b = cell
     torch.manual_seed(n + d)
     q = torch.randn(b, h, n, d, device="cuda", dtype=dtype)
@@ -88,25 +99,25 @@ def one_cell(leaf, folders, cell, causal, dtype=torch.bfloat16, ratios=None):
     rows = torch.cat([torch.arange(0, 70), torch.randint(0, n, (64,)), torch.arange(n - 70, n)]).cuda()
     want, want_lse = exact_rows(q, k, v, causal, rows)
     line = f"{'f16 ' if dtype == torch.float16 else 'bf16'} D={d:<3} H={h}/{g} N={n:<5} B={b:<2} {'causal' if causal else 'full  '}"
-    rates = {}
-    for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
-        call = torch_call(backend, q, k, v, causal)
-        error = rms(call(), want, rows)
-        rates[name] = flops / median_ms(call) * 1e-9
-        line += f" | {name} {rates[name]:5.0f} {error:.2e}"
-    for folder in folders:
-        leaf.load(folder)
+    leaves = [x for x in leaves if glob.glob(f"{x.folder}/*{'f16' if dtype == torch.float16 else 'bf16'}_d{d}*.cubin")]
+    calls, errors, wrong = [], [], []
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+        calls.append(torch_call(backend, q, k, v, causal))
+        errors.append(rms(calls[-1](), want, rows))
+    for leaf in leaves:
         out.fill_(torch.nan)
-        call = lambda: leaf.run(q, k, v, out, lse, causal)
-        call()
-        error = rms(out, want, rows)
+        calls.append(lambda leaf=leaf: leaf.run(q, k, v, out, lse, causal))
+        calls[-1]()
+        errors.append(rms(out, want, rows))
         lse_error = (torch.stack([lse[0, 0, rows], lse[0, -1, rows]]).double() - want_lse).abs().max().item()
-        rate = flops / median_ms(call) * 1e-9
-        line += f" | {folder.rstrip('/').split('/')[-1]} {rate:5.0f} ({rate / rates['flash']:.2f}x) {error:.2e}"
-        if not (error < 6e-3 and lse_error < 1e-4 and not out.isnan().any()):
-            line += f" WRONG lse {lse_error:.1e}"
+        wrong.append("" if errors[-1] < 6e-3 and lse_error < 1e-4 and not out.isnan().any() else f" WRONG lse {lse_error:.1e}")
+    rates = [flops / ms * 1e-9 for ms in medians_ms(calls)]
+    line += f" | flash {rates[0]:5.0f} {errors[0]:.2e} | cudnn {rates[1]:5.0f} {errors[1]:.2e}"
+    for leaf, rate, error, bad in zip(leaves, rates[2:], errors[2:], wrong):
+        name = leaf.folder.rstrip("/").split("/")[-1]
+        line += f" | {name} {rate:5.0f} ({rate / rates[0]:.2f}, {rate / rates[1]:.2f}) {error:.2e}{bad}"
         if ratios is not None:
-            ratios.setdefault(folder, []).append(rate / rates["flash"])
+            ratios.setdefault(name, []).append((rate / rates[0], rate / rates[1]))
     print(line, flush=True)
 
 
@@ -116,19 +127,28 @@ def main():
     parser.add_argument("folder")
     parser.add_argument("--random", type=float, default=0)
     parser.add_argument("--cells", default="all")
-    parser.add_argument("--other", nargs="*", default=[])
+    parser.add_argument("--other", nargs="*", default=[], metavar="LIBRARY:CUBINS", help="other versions, timed where they have the size")
+    parser.add_argument("--dims", default="64,128,256")
+    parser.add_argument("--tokens", default="")
     parser.add_argument("--tier", type=int, default=80, help="80, or 90 for the Hopper kernels")
     a = parser.parse_args()
     leaf = Leaf(a.library, a.folder, True)
     leaf.library.bench_use(a.tier)
     if a.random and leaf.library.bench_random(a.random, 1):
         print("WRONG")
+    leaves = [leaf]
+    for other in a.other:
+        leaves.append(Leaf(*other.split(":"), False))
+        leaves[-1].library.bench_use(a.tier)
     ratios = {}
     for cell in QUICK if a.cells == "quick" else CELLS if a.cells == "all" else []:
+        if str(cell[0]) not in a.dims.split(",") or (a.tokens and str(cell[3]) not in a.tokens.split(",")):
+            continue
         for causal in (False, True):
-            one_cell(leaf, [a.folder, *a.other], cell, causal, ratios=ratios)
-    for folder, all_ratios in ratios.items():
-        print(f"{folder}: geometric mean {statistics.geometric_mean(all_ratios):.3f}x of flash, least {min(all_ratios):.3f}x")
+            one_cell(leaves, cell, causal, ratios=ratios)
+    for name, pairs in ratios.items():
+        for peer, values in zip(("FlashAttention-2", "cuDNN"), zip(*pairs)):
+            print(f"{name}: geometric mean {statistics.geometric_mean(values):.3f} of {peer}, least {min(values):.3f}")
 
 
 if __name__ == "__main__":

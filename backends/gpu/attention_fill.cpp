@@ -116,13 +116,13 @@ void fill_numbers(const cqsa_attention_leaf& a, attention_params* p) {
   p->fix_always = a.mask.data || a.bias.data || a.slopes.data || a.softcap > 0;
 }
 
-// Few queries: the heads that share keys fill the rows of a tile.
-void fill_packing(int32_t rows, int64_t longest, attention_params* p) {
+// Few queries: the heads that share keys fill the rows of a tile, or of each of its parts.
+void fill_packing(const tile_rows& rows, int64_t longest, attention_params* p) {
   const int64_t group = p->num_heads / p->num_kv_heads;
-  const int64_t heads = larger(1, smaller(group, longest > 0 ? rows / longest : 1));
+  const int64_t heads = larger(1, smaller(smaller(group, rows.part), longest > 0 ? rows.part * rows.parts / longest : 1));
   p->heads_packed = int32_t(heads);
   p->head_groups = int32_t(divide_up(group, heads));
-  p->tile_queries = int32_t(rows / heads);
+  p->tile_queries = int32_t(rows.part / heads * rows.parts);
 }
 
 // ---------------------------------------------------------------------------------------------------------- rectangles
@@ -160,7 +160,7 @@ bool build_list(const cqsa_attention_leaf& a, int64_t tile_queries, work_list* o
   return true;
 }
 
-cqsa_status fill_rectangles(void* device, const cqsa_attention_leaf& a, int32_t rows, void* memory, uint64_t bytes, void* stream,
+cqsa_status fill_rectangles(void* device, const cqsa_attention_leaf& a, const tile_rows& rows, void* memory, uint64_t bytes, void* stream,
                             attention_params* p) {
   int64_t longest = 0;
   for (int64_t i = 0; i < a.num_rects; ++i) longest = larger(longest, a.rects[i].q_len);
@@ -194,7 +194,7 @@ uint64_t list_bytes(const cqsa_attention_leaf& leaf) {
   return (uint64_t(leaf.num_rects) * (sizeof(gpu_group) + sizeof(gpu_range)) + 63) / 64 * 64;
 }
 
-cqsa_status fill_tiles(void* device, const cqsa_attention_leaf& a, int32_t rows, void* memory, uint64_t bytes, void* stream,
+cqsa_status fill_tiles(void* device, const cqsa_attention_leaf& a, tile_rows rows, void* memory, uint64_t bytes, void* stream,
                        attention_params* p, int64_t* units) {
   int64_t groups = 1;
   if (a.rects || a.num_rects > 0) {

@@ -35,9 +35,14 @@ void fill_params(const cqsa_attention_leaf& leaf, attention_params* out);
 // Bytes of the list of rectangles in the workspace: none when there is only one, which travels with the parameters.
 uint64_t list_bytes(const cqsa_attention_leaf& leaf);
 
-// Tiles of `rows` rows over the whole problem or over the rectangles, whose list goes to `memory`. Returns how many blocks there
+// Rows of a tile, where heads are packed into each part by itself.
+struct tile_rows {
+  int32_t part, parts = 1;
+};
+
+// Tiles of so many rows over the whole problem or over the rectangles, whose list goes to `memory`. Returns how many blocks there
 // are in *units.
-cqsa_status fill_tiles(void* device, const cqsa_attention_leaf& leaf, int32_t rows, void* memory, uint64_t bytes, void* stream,
+cqsa_status fill_tiles(void* device, const cqsa_attention_leaf& leaf, tile_rows rows, void* memory, uint64_t bytes, void* stream,
                        attention_params* out, int64_t* units);
 
 // out = 0 and lse = -inf in the rows past the last segment, which only the device knows.

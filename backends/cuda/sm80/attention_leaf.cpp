@@ -124,7 +124,7 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
   const uint32_t threads = uint32_t(plain ? v.plain_threads : v.general_threads);
   const uint32_t shared = uint32_t(plain ? v.plain_bytes : v.general_bytes);
   int64_t units = 0;
-  cqsa_status status = fill_tiles(device, a, plain ? v.plain_rows : v.general_rows, memory, bytes, stream, &p, &units);
+  cqsa_status status = fill_tiles(device, a, {plain ? v.plain_rows : v.general_rows}, memory, bytes, stream, &p, &units);
   for (p.first_unit = 0; status == CQSA_OK && p.first_unit < units; p.first_unit += most_units) {
     const uint32_t blocks = uint32_t(smaller(units - p.first_unit, most_units));
     status = launch(device, kernel, {{blocks, 1, 1}, threads, shared}, &p, sizeof p, stream);

@@ -185,7 +185,7 @@ cqsa_status launch_cut(void* device, const cqsa_attention_leaf& a, const decode_
   decode_params p{};
   fill_decode(a, cut, states, &p);
   int64_t units = 0;
-  cqsa_status status = fill_tiles(device, a, most_rows, nullptr, 0, stream, &p.a, &units);
+  cqsa_status status = fill_tiles(device, a, {most_rows}, nullptr, 0, stream, &p.a, &units);
   for (p.a.first_unit = 0; status == CQSA_OK && p.a.first_unit < units; p.a.first_unit += most_units) {
     const uint32_t blocks = uint32_t(smaller(units - p.a.first_unit, most_units));
     status = launch(device, cut.kernel, {{blocks, uint32_t(cut.splits), 1}, threads, uint32_t(cut.shared_bytes)}, &p, sizeof p, stream);

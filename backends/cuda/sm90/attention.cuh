@@ -11,22 +11,21 @@ namespace cqsa::gpu::sm90 {
 
 template <class S, int Kind> CQSA_DEVICE void compute_block(const params& p, const tile_memory<S>& mem) {
   block_barriers<S>& b = mem.barriers();
-  const int group = thread_index() / 128 - 1, warp = thread_index() / 32 % 4;
-  const group_place<S> me{shared_address(mem.q()) + uint32_t(group) * 64 * 128, group};
-  const int row0 = group * 64 + warp * 16 + int(lane_now()) / 4;
+  const int group = shuffle<32>(thread_index() / 128, 0) - 1;
   begin_turns<S>(group);
-  uint32_t keys = 0;
+  uint32_t keys = 0, queries = 0;
   for (uint32_t unit = 0;; ++unit) {
-    wait_phase(b.full_q, unit % 2);
+    wait_phase(b.full_facts[unit % 2], unit / 2 % 2);
     const unit_state state = unit_state(mem.facts(unit).state);
     if (state == unit_state::done) return;
-    const block_facts& f = mem.facts(unit).f;
     thread_rows rows;
     float o[S::dv / 2];
-    begin_rows<S>(p.a, f, row0, rows, o);
-    if (state == unit_state::busy) run_keys<S, Kind>(p, mem, me, unit, keys, rows, o);
-    else warp_arrives(b.empty_q);
-    end_rows<S>(p.a, f, row0, rows, o);
+    begin_rows<S>(p, mem.facts(unit).f, rows, o);
+    if (state == unit_state::busy) {
+      wait_phase(b.full_q[group], queries++ % 2);
+      run_keys<S, Kind>(p, mem, group, unit, keys, rows, o);
+    }
+    end_rows<S>(p, mem.facts(unit).f, rows, o);
     warp_arrives(b.empty_facts[unit % 2]);
   }
 }

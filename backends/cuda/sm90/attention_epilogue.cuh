@@ -8,98 +8,110 @@
 
 namespace cqsa::gpu::sm90 {
 
-// Where a row of the tile is. Rows are query * heads_packed + head.
-struct row_place {
-  int64_t head;
-  int query;
-  bool used;
-};
-CQSA_DEVICE row_place place_of_row(const attention_params& p, const block_facts& f, int row) {
-  const uint32_t packed = uint32_t(p.heads_packed), query = packed == 1 ? uint32_t(row) : uint32_t(row) / packed;
-  const int head = row - int(query * packed);
-  return {f.first_head + head, int(query), int(query) < f.queries && head < f.heads};
-}
-
+CQSA_DEVICE bool is_used(const block_facts& f, const row_place& at) { return at.query < f.queries && at.head < f.heads; }
 CQSA_DEVICE int64_t state_row_of(const attention_params& p, const block_facts& f, const row_place& at) {
-  return (f.batch * p.num_heads + at.head) * p.state_rows + f.state_row + at.query;
+  return (f.batch * p.num_heads + f.first_head + at.head) * p.state_rows + f.state_row + at.query;
 }
 
-// Calls g(index into the sums, channel) for a thread's pairs of channels of row r.
+// Calls g(index into the sums, channel) for a thread's pairs of channels of row r. Sizes are multiples of 8.
 template <class S, class G> CQSA_DEVICE void for_each_pair(int r, int channels, const G& g) {
   const int column = int(lane_now()) % 4 * 2;
 #pragma unroll
   for (int n = 0; n < S::dv / 8; ++n)
-    if (8 * n + column < channels) g(4 * n + 2 * r, 8 * n + column);
+    if (8 * n < channels) g(4 * n + 2 * r, 8 * n + column);
 }
 
-// row0: the thread's first row of the tile, the second one is 8 further.
-template <class S>
-CQSA_DEVICE void begin_rows(const attention_params& p, const block_facts& f, int row0, thread_rows& rows, float (&o)[S::dv / 2]) {
+template <class S> CQSA_DEVICE void begin_rows(const params& p, const block_facts& f, thread_rows& rows, float (&o)[S::dv / 2]) {
 #pragma unroll
   for (int n = 0; n < S::dv / 2; ++n) o[n] = 0.0f;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const row_place at = place_of_row(p, f, row0 + 8 * r);
-    rows.query[r] = at.query;
     rows.m[r] = -infinity();
     rows.l[r] = 0.0f;
-    if (!(p.flags & flag_state_in) || !at.used) continue;
-    const int64_t row = state_row_of(p, f, at);
-    rows.m[r] = p.state_m[row];
-    if (lane_now() % 4 == 0) rows.l[r] = p.state_l[row];
-    const float* acc = p.state_acc + row * p.head_dim_v;
-    for_each_pair<S>(r, p.head_dim_v, [&](int i, int channel) {
-      o[i] = acc[channel];
-      if (channel + 1 < p.head_dim_v) o[i + 1] = acc[channel + 1];
+    const row_place at = place_of_row(p, first_row() + 8 * r);
+    if (!(p.a.flags & flag_state_in) || !is_used(f, at)) continue;
+    const int64_t row = state_row_of(p.a, f, at);
+    rows.m[r] = p.a.state_m[row];
+    if (lane_now() % 4 == 0) rows.l[r] = p.a.state_l[row];
+    const float* acc = p.a.state_acc + row * p.a.head_dim_v;
+    for_each_pair<S>(r, p.a.head_dim_v, [&](int i, int channel) {
+      const float2x two = *reinterpret_cast<const float2x*>(acc + channel);
+      o[i] = two.x[0], o[i + 1] = two.x[1];
     });
   }
 }
 
 template <class S>
-CQSA_DEVICE void store_state(const attention_params& p, const block_facts& f, const row_place& at, int r, float m, float l, const float (&o)[S::dv / 2]) {
-  const int64_t row = state_row_of(p, f, at);
-  if (lane_now() % 4 == 0) p.state_m[row] = m, p.state_l[row] = l;
-  float* acc = p.state_acc + row * p.head_dim_v;
-  for_each_pair<S>(r, p.head_dim_v, [&](int i, int channel) {
-    acc[channel] = o[i];
-    if (channel + 1 < p.head_dim_v) acc[channel + 1] = o[i + 1];
-  });
-}
-
-template <class S> CQSA_DEVICE void store_row(const gpu_view& out, int64_t to, int channels, int r, float factor, const float (&o)[S::dv / 2]) {
-  const bool pairs = out.quads && out.kind != kind_f32;
-  for_each_pair<S>(r, channels, [&](int i, int channel) {
-    const float a = o[i] * factor, b = o[i + 1] * factor;
-    if (pairs) {
-      *reinterpret_cast<uint32_t*>(out.data + 2 * (to + channel)) = out.kind == kind_f16 ? pack_f16(a, b) : pack_bf16(a, b);
-    } else {
-      store_element(out.data, out.kind, to + channel * out.stride[3], a);
-      if (channel + 1 < channels) store_element(out.data, out.kind, to + (channel + 1) * out.stride[3], b);
-    }
-  });
-}
-
-template <class S>
-CQSA_DEVICE void end_rows(const attention_params& p, const block_facts& f, int row0, const thread_rows& rows, const float (&o)[S::dv / 2]) {
-  const float l[2] = {quad_sum(rows.l[0]), quad_sum(rows.l[1])};
-  const row_place at[2] = {place_of_row(p, f, row0), place_of_row(p, f, row0 + 8)};
-  if (p.flags & flag_state_out) {
+CQSA_DEVICE void store_state(const params& p, const block_facts& f, const thread_rows& rows, const float (&l)[2], const float (&o)[S::dv / 2]) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-      if (at[r].used) store_state<S>(p, f, at[r], r, rows.m[r], l[r], o);
+  for (int r = 0; r < 2; ++r) {
+    const row_place at = place_of_row(p, first_row() + 8 * r);
+    if (!is_used(f, at)) continue;
+    const int64_t row = state_row_of(p.a, f, at);
+    if (lane_now() % 4 == 0) p.a.state_m[row] = rows.m[r], p.a.state_l[row] = l[r];
+    float* acc = p.a.state_acc + row * p.a.head_dim_v;
+    for_each_pair<S>(r, p.a.head_dim_v, [&](int i, int channel) { *reinterpret_cast<float2x*>(acc + channel) = {{o[i], o[i + 1]}}; });
+  }
+}
+
+// Of each lane of a quad, word i to lane i: out.x[j] is what lane j had for this one.
+CQSA_DEVICE word4x exchange_words(const uint32_t (&w)[4]) {
+  const bool odd = lane_now() & 1, upper = lane_now() & 2;
+  const uint32_t a0 = shuffle_xor<32>(odd ? w[0] : w[1], 1), a1 = shuffle_xor<32>(odd ? w[2] : w[3], 1);
+  const uint32_t x[4] = {odd ? a0 : w[0], odd ? w[1] : a0, odd ? a1 : w[2], odd ? w[3] : a1};  // words 0, 2 of pairs of lanes are in order
+  const uint32_t b0 = shuffle_xor<32>(upper ? x[0] : x[2], 2), b1 = shuffle_xor<32>(upper ? x[1] : x[3], 2);
+  if (upper) return {{b0, b1, x[2], x[3]}};
+  return {{x[0], x[1], b0, b1}};
+}
+
+// Sixteen bytes a lane: four lanes have four runs of eight channels.
+template <class S> CQSA_DEVICE void store_halves(const gpu_view& out, char* to, int channels, int r, float factor, bool used, const float (&o)[S::dv / 2]) {
+  const int l = int(lane_now()) % 4;
+#pragma unroll
+  for (int n = 0; n < S::dv / 8; n += 4) {
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float a = o[4 * (n + i) + 2 * r] * factor, b = o[4 * (n + i) + 2 * r + 1] * factor;
+      w[i] = out.kind == kind_f16 ? pack_f16(a, b) : pack_bf16(a, b);
+    }
+    const word4x chunk = exchange_words(w);
+    if (used && 8 * (n + l) < channels) *reinterpret_cast<word4x*>(to + 16 * (n + l)) = chunk;
+  }
+}
+template <class S> CQSA_DEVICE void store_elements(const gpu_view& out, int64_t to, int channels, int r, float factor, const float (&o)[S::dv / 2]) {
+  for_each_pair<S>(r, channels, [&](int i, int channel) {
+    store_element(out.data, out.kind, to + channel * out.stride[3], o[i] * factor);
+    store_element(out.data, out.kind, to + (channel + 1) * out.stride[3], o[i + 1] * factor);
+  });
+}
+
+// Lanes 0 and 1 of four end a row each: logarithms in f64 take a while. Returns what the lane's row is multiplied with.
+CQSA_DEVICE float close_row(const params& p, const block_facts& f, const thread_rows& rows, const float (&l)[2]) {
+  const int mine = int(lane_now()) % 2;
+  const row_place at = place_of_row(p, first_row() + 8 * mine);
+  const bool used = is_used(f, at);
+  const int64_t head = f.first_head + at.head;
+  const row_end end = end_row(mine ? rows.m[1] : rows.m[0], mine ? l[1] : l[0], used ? sink_of(p.a.sinks, head) : -infinity());
+  if (used && p.a.lse.data && lane_now() % 4 < 2)
+    store_u32(p.a.lse.data + 4 * offset_of(p.a.lse, f.batch, head, f.q_row + at.query, 0), bits_of(end.lse));
+  return end.factor / end.divisor;
+}
+
+template <class S> CQSA_DEVICE void end_rows(const params& p, const block_facts& f, const thread_rows& rows, const float (&o)[S::dv / 2]) {
+  const float l[2] = {quad_sum(rows.l[0]), quad_sum(rows.l[1])};
+  if (p.a.flags & flag_state_out) {
+    store_state<S>(p, f, rows, l, o);
     return;
   }
-  // Lanes 0 and 1 of four do a row each: logarithms in f64 take a while.
-  const int mine = int(lane_now()) % 2;
-  const row_place here = place_of_row(p, f, row0 + 8 * mine);
-  const row_end end = end_row(mine ? rows.m[1] : rows.m[0], mine ? l[1] : l[0], here.used ? sink_of(p.sinks, here.head) : -infinity());
-  if (here.used && p.lse.data && lane_now() % 4 < 2)
-    store_u32(p.lse.data + 4 * offset_of(p.lse, f.batch, here.head, f.q_row + here.query, 0), bits_of(end.lse));
-  const float scale = end.factor / end.divisor;
+  const float scale = close_row(p, f, rows, l);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float factor = shuffle<32>(scale, int(lane_now()) / 4 * 4 + r);
-    if (at[r].used) store_row<S>(p.out, offset_of(p.out, f.batch, at[r].head, f.q_row + at[r].query, 0), p.head_dim_v, r, factor, o);
+    const row_place at = place_of_row(p, first_row() + 8 * r);
+    const int64_t to = offset_of(p.a.out, f.batch, f.first_head + at.head, f.q_row + at.query, 0);
+    if (p.a.out.quads && p.a.out.kind != kind_f32) store_halves<S>(p.a.out, p.a.out.data + 2 * to, p.a.head_dim_v, r, factor, is_used(f, at), o);
+    else if (is_used(f, at)) store_elements<S>(p.a.out, to, p.a.head_dim_v, r, factor, o);
   }
 }
 

@@ -4,6 +4,7 @@
 #include "backends/gpu/attention_fill.h"
 #include "attention_shape.h"
 
+#include <cmath>
 #include <cstdio>
 
 namespace cqsa::gpu {
@@ -11,8 +12,8 @@ namespace {
 
 using sm90::tile_shape;
 
-constexpr int64_t most_rows = int64_t(1) << 30;    // kernels and the copy engine count rows in 32 bits
-constexpr int64_t cached_bytes = int64_t(32) << 20;  // of keys and values that the L2 cache holds beside everything else
+constexpr int64_t most_rows = int64_t(1) << 30;      // kernels and the copy engine count rows in 32 bits
+constexpr int64_t cached_bytes = int64_t(36) << 20;  // of keys and values that the L2 cache holds beside everything else
 
 // ------------------------------------------------------------------------------------------------------- instantiations
 
@@ -132,9 +133,9 @@ void swap_heads_and_rows(tensor_box* b) {
 cqsa_status fill_maps(void* device, tensor_walks& t, const variant& v, sm90::params* p) {
   swap_heads_and_rows(&t.q.box);
   t.q.box.box[1] = uint32_t(p->a.heads_packed);
-  t.q.box.box[2] = uint32_t(p->a.tile_queries);
+  t.q.box.box[2] = uint32_t(p->group_queries);
   t.k.box.box[1] = t.v.box.box[1] = uint32_t(v.keys);
-  p->q_box_bytes = int32_t(128 * p->a.heads_packed * p->a.tile_queries);
+  p->q_box_bytes = 128 * p->a.heads_packed * p->group_queries;
   p->q_item = t.q.item_step, p->q_head = t.q.box.size[1] > 1;
   p->k_item = t.k.item_step, p->k_head = t.k.head_step;
   p->v_item = t.v.item_step, p->v_head = t.v.head_step;
@@ -145,10 +146,29 @@ cqsa_status fill_maps(void* device, tensor_walks& t, const variant& v, sm90::par
 
 // --------------------------------------------------------------------------------------------------------------- launch
 
-// So many heads at a time that what they read stays in the L2 cache.
-int32_t heads_at_once(const cqsa_attention_leaf& a, int32_t head_groups) {
-  const int64_t columns = a.batch * a.num_kv_heads * head_groups, bytes = 2 * larger(a.seqlen_k, 1) * (a.head_dim + a.head_dim_v);
-  return int32_t(smaller(columns, larger(1, cached_bytes / bytes) * head_groups));
+double larger_of(double a, double b) { return a > b ? a : b; }
+// The part of the time in which blocks work, where `rounds` tiles for each of them, whose length falls evenly to nothing, are taken
+// in turns of alternating order: two turns together take the same time for every block, but for the last ones, where some get one tile only.
+double balance(double rounds) {
+  const double turns = std::ceil(rounds), odd = std::fmod(turns, 2), before = turns - (odd > 0 ? 1 : 2);
+  const double pairs = before - before * before / (2 * rounds), longest = 1 - before / rounds;
+  const double end = odd > 0 ? longest : larger_of(longest, 2 * longest - 2 / rounds);
+  return rounds / 2 / (pairs + end);
+}
+
+// Tiles are taken longest first within so many heads: few, for the L2 cache, but so many that the blocks are balanced.
+void fill_order(const cqsa_attention_leaf& a, int64_t units, int64_t blocks, sm90::params* p) {
+  const int64_t columns = units / p->a.q_tiles, bytes = 2 * larger(a.seqlen_k, 1) * (a.head_dim + a.head_dim_v) / p->a.head_groups;
+  const int64_t most = smaller(columns, larger(2, cached_bytes / larger(bytes, 1)));
+  int64_t best = columns;
+  if (blocks < units && p->a.longest_first) {
+    best = 1;
+    for (int64_t n = 2; n <= smaller(most, 64); ++n)
+      if (balance(double(n * p->a.q_tiles) / double(blocks)) > balance(double(best * p->a.q_tiles) / double(blocks)) + 0.01) best = n;
+  }
+  p->heads_at_once = int32_t(best);
+  p->turns_of_heads = int32_t(divide_up(best * p->a.q_tiles, blocks));
+  p->turns = int32_t(p->a.longest_first ? divide_up(columns, best) * p->turns_of_heads : divide_up(units, blocks));
 }
 
 // Blocks stay and take one tile of queries after the other where all tiles of a place in the order take the same time; lengths that only
@@ -166,15 +186,18 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
   const variant& v = choose(a);
   sm90::params p{};
   fill_params(a, &p.a);
+  p.a.out.quads = view_of(a.out, a.batch, a.num_heads, 2, a.head_dim_v, 8).quads;
   int64_t units = 0;
-  cqsa_status status = fill_tiles(device, a, v.rows, memory, bytes, stream, &p.a, &units);
+  cqsa_status status = fill_tiles(device, a, {64, v.rows / 64}, memory, bytes, stream, &p.a, &units);
   if (units >= most_units) return sm80_attention.launch(device, leaf, memory, bytes, exec, stream);
   if (status == CQSA_OK && units > 0) {
     p.units = int32_t(units);
-    p.heads_at_once = heads_at_once(a, p.a.head_groups);
+    p.group_queries = p.a.tile_queries / (v.rows / 64);
+    const uint32_t blocks = blocks_for(device, a, units);
+    fill_order(a, units, blocks, &p);
     status = fill_maps(device, walks, v, &p);
     const kernel_id kernel = v.kernel[a.q.dtype == CQSA_DTYPE_BF16];
-    const launch_shape shape{{blocks_for(device, a, units), 1, 1}, uint32_t(v.threads), uint32_t(v.shared_bytes)};
+    const launch_shape shape{{blocks, 1, 1}, uint32_t(v.threads), uint32_t(v.shared_bytes)};
     if (status == CQSA_OK) status = launch(device, kernel, shape, &p, sizeof p, stream);
   }
   if (status != CQSA_OK) return status;

@@ -9,27 +9,27 @@ namespace cqsa::gpu::sm90 {
 
 // ------------------------------------------------------------------------------------------------------------ the schedule
 
-// Number of the block's tile of queries in its turn. Where tiles get shorter, blocks take them in alternating order, so that none gets
-// the longer one each time.
-CQSA_DEVICE uint32_t unit_of_turn(const params& p, uint32_t turn) {
-  const uint32_t blocks = gridDim.x, b = blockIdx.x;
-  return turn * blocks + (p.a.longest_first && turn % 2 ? blocks - 1 - b : b);
-}
-
 struct unit_place {
   uint32_t tile, column;  // column: batch item, key head and part of its query heads
 };
-CQSA_DEVICE unit_place place_of_unit(const params& p, uint32_t unit) {
-  const uint32_t tiles = uint32_t(p.a.q_tiles);
-  if (!p.a.longest_first) return {unit % tiles, unit / tiles};
-  const uint32_t columns = uint32_t(p.a.batch * p.a.num_kv_heads) * uint32_t(p.a.head_groups), most = uint32_t(p.heads_at_once);
-  const uint32_t section = unit / (most * tiles), inside = unit - section * (most * tiles), left = columns - section * most;
-  const uint32_t wide = left < most ? left : most;
-  return {tiles - 1 - inside / wide, section * most + inside % wide};
+// The block's tile of queries in its turn; false: there is none. Where tiles get shorter, blocks take them in alternating order, so that
+// none gets the longer one each time.
+CQSA_DEVICE bool find_unit(const params& p, uint32_t turn, unit_place& out) {
+  const uint32_t tiles = uint32_t(p.a.q_tiles), blocks = gridDim.x, b = blockIdx.x;
+  if (!p.a.longest_first) {
+    const uint32_t unit = turn * blocks + b;
+    out = {unit % tiles, unit / tiles};
+    return unit < uint32_t(p.units);
+  }
+  const uint32_t columns = uint32_t(p.units) / tiles, most = uint32_t(p.heads_at_once);
+  const uint32_t section = turn / uint32_t(p.turns_of_heads), inner = turn - section * uint32_t(p.turns_of_heads);
+  const uint32_t left = columns - section * most, wide = left < most ? left : most;
+  const uint32_t unit = inner * blocks + (inner % 2 ? blocks - 1 - b : b);
+  out = {tiles - 1 - unit / wide, section * most + unit % wide};
+  return unit < wide * tiles;
 }
 
-CQSA_DEVICE void begin_unit(const params& p, uint32_t unit, block_facts& f) {
-  const unit_place at = place_of_unit(p, unit);
+CQSA_DEVICE void begin_unit(const params& p, const unit_place& at, block_facts& f) {
   const uint32_t parts = uint32_t(p.a.head_groups), kv_heads = uint32_t(p.a.num_kv_heads), group = uint32_t(p.a.num_heads) / kv_heads;
   const uint32_t up = at.column / parts, part = (at.column - up * parts) * uint32_t(p.a.heads_packed);
   f.batch = up / kv_heads;
@@ -67,22 +67,28 @@ template <class S> CQSA_DEVICE bool next_tile(const params& p, block_facts& f, k
   ++c.range;
   return enter_range<S>(p, f, c);
 }
-template <class S> CQSA_DEVICE key_tile tile_at(const key_cursor& c, int queries) {
+template <class S> CQSA_DEVICE key_tile tile_at(const key_cursor& c, const block_facts& f) {
   const int left = c.end - c.first;
   key_tile t{left < S::keys ? left : S::keys, c.lo - c.first, c.hi - c.first, 0, int64_t(c.row) + c.first};
-  if (t.keys < S::keys || t.hi < t.keys || t.lo + queries - 1 > 0) t.flags = tile_ragged;
+  if (t.keys < S::keys || t.hi < t.keys || t.lo + f.queries - 1 > 0) t.flags = tile_ragged;
+  if (c.range == 0) t.flags |= tile_early;
+  if (c.range == int32_t(f.num_ranges) - 1) t.flags |= tile_late;
   return t;
 }
 
 // ------------------------------------------------------------------------------------------------------------------- loads
 
-template <class S> CQSA_DEVICE void send_queries(const params& p, const tile_memory<S>& mem, uint32_t unit) {
+// Number n of those that there were keys for.
+template <class S> CQSA_DEVICE void send_queries(const params& p, const tile_memory<S>& mem, const block_facts& f, uint32_t n) {
   block_barriers<S>& b = mem.barriers();
-  const block_facts& f = mem.facts(unit).f;
-  wait_phase(b.empty_q, unit % 2 ^ 1);
-  arrive_and_expect(b.full_q, uint32_t(p.q_box_bytes) * S::panels);
-  for (int n = 0; n < S::panels; ++n)
-    copy_box(mem.q() + n * S::q_panel, p.q, b.full_q, 64 * n, int(f.first_head) * p.q_head, int(f.q_row), int(f.batch) * p.q_item);
+#pragma unroll 1
+  for (int group = 0; group < S::groups; ++group) {
+    wait_phase(b.empty_q[group], n % 2 ^ 1);
+    arrive_and_expect(b.full_q[group], uint32_t(p.q_box_bytes) * S::panels);
+    const int row = int(f.q_row) + group * p.group_queries;
+    for (int i = 0; i < S::panels; ++i)
+      copy_box(mem.q(group) + i * S::q_panel, p.q, b.full_q[group], 64 * i, int(f.first_head) * p.q_head, row, int(f.batch) * p.q_item);
+  }
 }
 template <class S> CQSA_DEVICE void send_keys(const params& p, const tile_memory<S>& mem, const block_facts& f, uint32_t n, const key_tile& t) {
   block_barriers<S>& b = mem.barriers();
@@ -102,48 +108,61 @@ template <class S> CQSA_DEVICE void send_values(const params& p, const tile_memo
     copy_box(mem.v(n) + i * S::k_panel, p.v, full, 64 * i, row, int(f.kv_head) * p.v_head, int(f.batch) * p.v_item);
 }
 
-// What a block has done so far.
+// What a block has done so far: tiles of queries that are planned, those whose queries were sent for, tiles of keys.
 struct progress {
-  uint32_t units, keys;
+  uint32_t turn, units, queries, keys;
 };
 
-// Keys go one tile ahead of values, as they are needed. Values of the last tile go before the next queries, for which there is room
-// only after the last product with keys.
-template <class S> CQSA_DEVICE void load_unit(const params& p, const tile_memory<S>& mem, progress& done) {
-  block_facts& f = mem.facts(done.units).f;
+// Finds the block's next tile of queries and tells everyone; after the last one that it was the last.
+template <class S> CQSA_DEVICE bool plan_unit(const params& p, const tile_memory<S>& mem, progress& done) {
+  block_barriers<S>& b = mem.barriers();
+  unit_facts& facts = mem.facts(done.units);
+  wait_phase(b.empty_facts[done.units % 2], done.units / 2 % 2 ^ 1);
+  bool found = false;
+  for (; !found && done.turn < uint32_t(p.turns); ++done.turn) {
+    unit_place at;
+    if (!find_unit(p, done.turn, at)) continue;
+    begin_unit(p, at, facts.f);
+    found = facts.f.rows > 0;
+  }
   key_cursor c{0, 0, 0, 0, 0, 0};
-  bool more = enter_range<S>(p, f, c);
-  mem.facts(done.units).state = int32_t(more ? unit_state::busy : unit_state::empty);
-  if (!more) send_queries<S>(p, mem, done.units);
+  facts.state = int32_t(!found ? unit_state::done : enter_range<S>(p, facts.f, c) ? unit_state::busy : unit_state::empty);
+  arrive(b.full_facts[done.units % 2]);
+  ++done.units;
+  return found;
+}
+
+// Keys go one tile ahead of values, as they are needed. The next tile of queries is planned while the first keys are on their way. Values of
+// the last tile go before the next queries, for which there is room only after the last product with keys.
+template <class S> CQSA_DEVICE bool load_unit(const params& p, const tile_memory<S>& mem, progress& done) {
+  unit_facts& facts = mem.facts(done.units - 1);
+  block_facts& f = facts.f;
+  if (facts.state == int32_t(unit_state::empty)) return plan_unit<S>(p, mem, done);
+  key_cursor c{0, 0, 0, 0, 0, 0};
+  bool more = enter_range<S>(p, f, c), another = false, planned = false;
   int previous = -1;
   while (more) {
-    key_tile t = tile_at<S>(c, f.queries);
+    key_tile t = tile_at<S>(c, f);
     more = next_tile<S>(p, f, c);
     if (!more) t.flags |= tile_last;
     send_keys<S>(p, mem, f, done.keys, t);
-    if (previous < 0) send_queries<S>(p, mem, done.units);
-    else send_values<S>(p, mem, f, done.keys - 1, previous);
+    if (previous < 0) {
+      send_queries<S>(p, mem, f, done.queries++);
+    } else {
+      send_values<S>(p, mem, f, done.keys - 1, previous);
+      if (!planned) another = plan_unit<S>(p, mem, done);
+      planned = true;
+    }
     previous = int(t.row);
     ++done.keys;
   }
-  if (previous >= 0) send_values<S>(p, mem, f, done.keys - 1, previous);
-  ++done.units;
+  send_values<S>(p, mem, f, done.keys - 1, previous);
+  return planned ? another : plan_unit<S>(p, mem, done);
 }
 
 template <class S> CQSA_DEVICE void load_block(const params& p, const tile_memory<S>& mem) {
-  block_barriers<S>& b = mem.barriers();
-  progress done{0, 0};
-  for (uint32_t turn = 0;; ++turn) {
-    const uint32_t unit = unit_of_turn(p, turn);
-    wait_phase(b.empty_facts[done.units % 2], done.units / 2 % 2 ^ 1);
-    if (unit >= uint32_t(p.units)) break;
-    block_facts& f = mem.facts(done.units).f;
-    begin_unit(p, unit, f);
-    if (f.rows > 0) load_unit<S>(p, mem, done);
-  }
-  mem.facts(done.units).state = int32_t(unit_state::done);
-  wait_phase(b.empty_q, done.units % 2 ^ 1);
-  arrive(b.full_q);
+  progress done{0, 0, 0, 0};
+  for (bool more = plan_unit<S>(p, mem, done); more;) more = load_unit<S>(p, mem, done);
 }
 
 // ---------------------------------------------------------------------------------------- values that are NaN or Inf
@@ -162,16 +181,20 @@ template <int Kind> CQSA_DEVICE uint32_t without_wild(uint32_t two) {
   return two;
 }
 
-// This warp's part of a tile: wild values become 0, true where there were some.
+// This warp's part of a tile: wild values become 0, true where there were some. Four chunks at a time: nobody shall wait for this.
 template <class S, int Kind> CQSA_DEVICE bool clear_wild(unsigned char* values, int warp) {
+  constexpr int chunks = S::v_bytes / 16, step = 32 * checkers;
   bool found = false;
-#pragma unroll 2
-  for (int n = warp * 32 + int(lane_now()); n < S::v_bytes / 16; n += 32 * checkers) {
-    word4x& w = *reinterpret_cast<word4x*>(values + 16 * n);
-    const word4x now = w;
-    const bool wild = is_wild<Kind>(now.x[0]) || is_wild<Kind>(now.x[1]) || is_wild<Kind>(now.x[2]) || is_wild<Kind>(now.x[3]);
-    if (wild) {
-      w = {{without_wild<Kind>(now.x[0]), without_wild<Kind>(now.x[1]), without_wild<Kind>(now.x[2]), without_wild<Kind>(now.x[3])}};
+#pragma unroll 1
+  for (int first = warp * 32 + int(lane_now()); first < chunks; first += 4 * step) {
+    word4x w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = *reinterpret_cast<const word4x*>(values + 16 * (first + i * step < chunks ? first + i * step : first));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (!is_wild<Kind>(w[i].x[0]) && !is_wild<Kind>(w[i].x[1]) && !is_wild<Kind>(w[i].x[2]) && !is_wild<Kind>(w[i].x[3])) continue;
+      for (uint32_t& two : w[i].x) two = without_wild<Kind>(two);
+      *reinterpret_cast<word4x*>(values + 16 * (first + i * step < chunks ? first + i * step : first)) = w[i];
       found = true;
     }
   }
@@ -193,10 +216,9 @@ template <class S, int Kind> CQSA_DEVICE void check_block(const tile_memory<S>& 
   block_barriers<S>& b = mem.barriers();
   uint32_t keys = 0;
   for (uint32_t unit = 0;; ++unit) {
-    wait_phase(b.full_q, unit % 2);
+    wait_phase(b.full_facts[unit % 2], unit / 2 % 2);
     const unit_state state = unit_state(mem.facts(unit).state);
     if (state == unit_state::done) return;
-    warp_arrives(b.empty_q);  // so that the barrier does not run two phases ahead of this warp
     for (bool more = state == unit_state::busy; more; ++keys) {
       wait_phase(b.full_v[slot_of<S>(keys)], parity_of<S>(keys));
       more = !(mem.info(keys).flags & tile_last);

@@ -9,11 +9,6 @@
 
 namespace cqsa::gpu::sm90 {
 
-template <class S> struct group_place {
-  uint32_t q;     // shared address of the warpgroup's rows of q
-  int group;      // of those that compute
-};
-
 // Warpgroups start their products one after the other, in a ring.
 constexpr int first_turn = 1;  // number of the first one's barrier
 template <class S> CQSA_DEVICE void begin_turns(int group) {
@@ -22,32 +17,30 @@ template <class S> CQSA_DEVICE void begin_turns(int group) {
 template <class S> CQSA_DEVICE void wait_for_turn(int group) { meet(first_turn + group, 256); }
 template <class S> CQSA_DEVICE void pass_turn(int group) { pass(first_turn + (group + 1) % S::groups, 256); }
 
-template <class S, int Kind> CQSA_DEVICE void start_qk(const tile_memory<S>& mem, const group_place<S>& me, uint32_t n, float (&s)[S::keys / 2]) {
-  const uint32_t keys = shared_address(mem.k(n));
+template <class S, int Kind> CQSA_DEVICE void start_qk(const tile_memory<S>& mem, int group, uint32_t n, float (&s)[S::keys / 2]) {
+  const matrix_place queries(shared_address(mem.q(group)), 16), keys(shared_address(mem.k(n)), 16);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < (S::d + 15) / 16; ++step) {
     const uint32_t panel = step / 4, right = step % 4 * 32;
-    wgmma_instruction<S::keys, Kind, 0>::shared(s, matrix_at(me.q + panel * S::q_panel + right, 16), matrix_at(keys + panel * S::k_panel + right, 16),
-                                                step > 0);
+    wgmma_instruction<S::keys, Kind, 0>::shared(s, queries.at(panel * S::q_panel + right), keys.at(panel * S::k_panel + right), step > 0);
   }
   wgmma_commit();
 }
 template <class S, int Kind>
 CQSA_DEVICE void start_pv(const tile_memory<S>& mem, uint32_t n, const uint32_t (&p)[S::keys / 16][4], float (&o)[S::dv / 2]) {
-  const uint32_t values = shared_address(mem.v(n));
+  const matrix_place values(shared_address(mem.v(n)), S::k_panel);
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < S::keys / 16; ++step)
-    wgmma_instruction<S::dv, Kind, 1>::registers(o, p[step], matrix_at(values + step * 2048, S::k_panel));
+  for (int step = 0; step < S::keys / 16; ++step) wgmma_instruction<S::dv, Kind, 1>::registers(o, p[step], values.at(step * 2048));
   wgmma_commit();
 }
 
 // What NaN and Inf in a tile of v make of the rows that see them, from global memory: they are 0 in shared memory. Slow; nobody waits
 // for it.
 template <class S, int Kind>
-CQSA_DEVICE void add_wild(const params& p, const block_facts& f, const key_tile& t, const thread_rows& rows, float (&o)[S::dv / 2]) {
-  const key_span a = visible(t, rows.query[0]), b = visible(t, rows.query[1]);
+CQSA_DEVICE void add_wild(const params& p, const block_facts& f, const key_tile& t, float (&o)[S::dv / 2]) {
+  const key_span a = visible(t, place_of_row(p, first_row()).query), b = visible(t, place_of_row(p, first_row() + 8).query);
   const int column = int(lane_now()) % 4 * 2;
 #pragma unroll 1
   for (int key = 0; key < t.keys; ++key) {
@@ -74,66 +67,104 @@ template <class S> CQSA_DEVICE void wait_for_values(const tile_memory<S>& mem, u
   if (mem.info(n).flags & tile_ragged) wait_phase(b.seen_v[slot_of<S>(n)], parity_of<S>(n));
 }
 template <class S, int Kind>
-CQSA_DEVICE void end_pv(const params& p, const tile_memory<S>& mem, uint32_t unit, uint32_t n, const thread_rows& rows, float (&o)[S::dv / 2]) {
+CQSA_DEVICE void end_pv(const params& p, const tile_memory<S>& mem, uint32_t unit, uint32_t n, float (&o)[S::dv / 2]) {
   wgmma_wait<0>();
   after_wait(o);
   const key_tile& t = mem.info(n);
-  if (t.flags & tile_wild) add_wild<S, Kind>(p, mem.facts(unit).f, t, rows, o);
+  if (t.flags & tile_wild) add_wild<S, Kind>(p, mem.facts(unit).f, t, o);
   warp_arrives(mem.barriers().empty_v[slot_of<S>(n)]);
 }
 
+CQSA_DEVICE bool is_last(const key_tile& t) { return t.flags & tile_last; }
+template <class S> CQSA_DEVICE key_tile wait_for_keys(const tile_memory<S>& mem, uint32_t n) {
+  wait_phase(mem.barriers().full_k[slot_of<S>(n)], parity_of<S>(n));
+  return mem.info(n);
+}
 // The logits are there: their keys' place is free, and after the last ones that of q.
-template <class S> CQSA_DEVICE key_tile end_qk(const tile_memory<S>& mem, uint32_t n) {
-  const key_tile t = mem.info(n);
+template <class S> CQSA_DEVICE void end_qk(const tile_memory<S>& mem, int group, uint32_t n, const key_tile& t) {
   warp_arrives(mem.barriers().empty_k[slot_of<S>(n)]);
-  if (t.flags & tile_last) warp_arrives(mem.barriers().empty_q);
-  return t;
+  if (is_last(t)) warp_arrives(mem.barriers().empty_q[group]);
 }
 
-template <class S>
-CQSA_DEVICE void soften(const attention_params& p, const key_tile& t, thread_rows& rows, float (&factor)[2], float (&s)[S::keys / 2]) {
-  if (p.softcap > 0) cap_logits<S>(p, s);
-  if (t.flags & tile_ragged) hide_logits<S>(t, rows, s);
-  const float scale = scale_of(p);
-  raise_maxima<S>(scale, s, rows, factor);
-  weigh<S>(scale, rows, s);
+// The queries of a warpgroup, of those of the tile; last < first where it has none.
+struct query_span {
+  int first, last;
+};
+CQSA_DEVICE query_span queries_of(const params& p, const block_facts& f, int group) {
+  const int first = group * p.group_queries, end = first + p.group_queries;
+  return {first, (end < f.queries ? end : f.queries) - 1};
 }
+// Whether a warpgroup sees nothing in front of the end of this tile, or nothing from its beginning on.
+CQSA_DEVICE bool is_before(const key_tile& t, const query_span& q) { return q.last < q.first || ((t.flags & tile_early) && t.lo + q.first >= t.keys); }
+CQSA_DEVICE bool is_after(const key_tile& t, const query_span& q) { return (t.flags & tile_late) && t.hi + q.last <= 0; }
 
-// All tiles of keys of a tile of queries, n of them from `keys` on.
-template <class S, int Kind>
-CQSA_DEVICE void run_keys(const params& p, const tile_memory<S>& mem, const group_place<S>& me, uint32_t unit, uint32_t& keys, thread_rows& rows,
-                          float (&o)[S::dv / 2]) {
+// A tile of which the warpgroup sees nothing.
+template <class S> CQSA_DEVICE void pass_by(const tile_memory<S>& mem, int group, uint32_t n, const key_tile& t, bool first) {
   block_barriers<S>& b = mem.barriers();
-  float s[S::keys / 2], factor[2];
+  if (!first) wait_for_turn<S>(group), pass_turn<S>(group);
+  end_qk<S>(mem, group, n, t);
+  wait_phase(b.full_v[slot_of<S>(n)], parity_of<S>(n));
+  warp_arrives(b.empty_v[slot_of<S>(n)]);
+}
+
+// From logits to p.
+template <class S> CQSA_DEVICE row_factors soften(const params& p, const key_tile& t, thread_rows& rows, float (&s)[S::keys / 2]) {
+  if (p.a.softcap > 0) cap_logits<S>(p.a, s);
+  if (t.flags & tile_ragged) hide_logits<S>(p, t, s);
+  const float scale = scale_of(p.a);
+  const row_factors factors = raise_maxima<S>(scale, s, rows);
+  weigh<S>(scale, factors, rows, s);
+  return factors;
+}
+
+// All tiles of keys of a tile of queries, from number n on.
+template <class S, int Kind>
+CQSA_DEVICE void run_keys(const params& p, const tile_memory<S>& mem, int group, uint32_t unit, uint32_t& n, thread_rows& rows, float (&o)[S::dv / 2]) {
+  const query_span mine = queries_of(p, mem.facts(unit).f, group);
+  float s[S::keys / 2];
   uint32_t weights[S::keys / 16][4];
-  wait_phase(b.full_k[slot_of<S>(keys)], parity_of<S>(keys));
-  start_qk<S, Kind>(mem, me, keys, s);
+  bool first = true;
+  key_tile t = wait_for_keys<S>(mem, n);
+  for (; is_before(t, mine); t = wait_for_keys<S>(mem, n), first = false) {
+    pass_by<S>(mem, group, n++, t, first);
+    if (is_last(t)) return;
+  }
+  if (!first) wait_for_turn<S>(group);
+  start_qk<S, Kind>(mem, group, n, s);
+  if (!first) pass_turn<S>(group);
   wgmma_wait<0>();
   after_wait(s);
-  key_tile t = end_qk<S>(mem, keys);
-  soften<S>(p.a, t, rows, factor, s);
+  end_qk<S>(mem, group, n, t);
+  scale_sums<S>(soften<S>(p, t, rows, s), o);
   pack_p<S, Kind>(s, weights);
-  scale_sums<S>(factor, o);
-  while (!(t.flags & tile_last)) {
-    ++keys;
-    wait_phase(b.full_k[slot_of<S>(keys)], parity_of<S>(keys));
-    wait_for_turn<S>(me.group);
-    start_qk<S, Kind>(mem, me, keys, s);
-    wait_for_values<S>(mem, keys - 1);
-    start_pv<S, Kind>(mem, keys - 1, weights, o);
-    pass_turn<S>(me.group);
+  bool last = is_last(t);
+  if (!last) t = wait_for_keys<S>(mem, n + 1);
+  while (!last && !is_after(t, mine)) {
+    wait_for_turn<S>(group);
+    start_qk<S, Kind>(mem, group, n + 1, s);
+    wait_for_values<S>(mem, n);
+    start_pv<S, Kind>(mem, n, weights, o);
+    pass_turn<S>(group);
     wgmma_wait<1>();
     after_wait(s);
-    t = end_qk<S>(mem, keys);
-    soften<S>(p.a, t, rows, factor, s);
-    end_pv<S, Kind>(p, mem, unit, keys - 1, rows, o);
+    end_qk<S>(mem, group, n + 1, t);
+    const row_factors factors = soften<S>(p, t, rows, s);
+    // This branch is also what keeps the assembler from waiting for the product with v in front of the softmax.
+    last = is_last(t);
+    if (!last) t = wait_for_keys<S>(mem, n + 2);
+    end_pv<S, Kind>(p, mem, unit, n, o);
     pack_p<S, Kind>(s, weights);
-    scale_sums<S>(factor, o);
+    scale_sums<S>(factors, o);
+    ++n;
   }
-  wait_for_values<S>(mem, keys);
-  start_pv<S, Kind>(mem, keys, weights, o);
-  end_pv<S, Kind>(p, mem, unit, keys, rows, o);
-  ++keys;
+  wait_for_values<S>(mem, n);
+  start_pv<S, Kind>(mem, n, weights, o);
+  end_pv<S, Kind>(p, mem, unit, n, o);
+  for (++n; !last; ++n) {
+    t = wait_for_keys<S>(mem, n);
+    last = is_last(t);
+    pass_by<S>(mem, group, n, t, false);
+  }
 }
 
 }  // namespace cqsa::gpu::sm90

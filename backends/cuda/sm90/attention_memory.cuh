@@ -14,17 +14,18 @@ struct unit_facts {
   int32_t state;  // unit_state
 };
 
-// Tile number n of q, of k and of v, counted over all tiles of queries of the block, is in slot n % (its number of slots), and its
-// barriers are in phase n / slots there.
+// Tile number n of k and of v, counted over all tiles of queries of the block, is in slot n % (its number of slots), and its barriers
+// are in phase n / slots there. So are the facts of a tile of queries; q has one slot for each warpgroup.
 template <class S> struct block_barriers {
-  block_barrier full_q, empty_q, empty_facts[2];
+  block_barrier full_facts[2], empty_facts[2];
+  block_barrier full_q[S::groups], empty_q[S::groups];
   block_barrier full_k[S::stages], empty_k[S::stages];
   block_barrier full_v[S::stages], seen_v[S::stages], empty_v[S::stages];  // seen: looked through for NaN and Inf
 };
 
 template <class S> struct tile_memory {
   unsigned char* base;
-  CQSA_DEVICE unsigned char* q() const { return base; }
+  CQSA_DEVICE unsigned char* q(int group) const { return base + group * S::q_group_bytes; }
   CQSA_DEVICE unsigned char* k(uint32_t n) const { return base + S::q_bytes + n % S::stages * S::k_bytes; }
   CQSA_DEVICE unsigned char* v(uint32_t n) const { return base + S::q_bytes + S::stages * S::k_bytes + n % S::stages * S::v_bytes; }
   CQSA_DEVICE unit_facts& facts(uint32_t unit) const {
@@ -53,9 +54,8 @@ constexpr int checkers = 3;  // warps of the loading warpgroup that look through
 template <class S> CQSA_DEVICE void begin_barriers(const tile_memory<S>& mem) {
   constexpr int warps = 4 * S::groups;
   block_barriers<S>& b = mem.barriers();
-  init_barrier(b.full_q, 1);
-  init_barrier(b.empty_q, warps + checkers);
-  for (int n = 0; n < 2; ++n) init_barrier(b.empty_facts[n], warps + checkers);
+  for (int n = 0; n < 2; ++n) init_barrier(b.full_facts[n], 1), init_barrier(b.empty_facts[n], warps + checkers);
+  for (int n = 0; n < S::groups; ++n) init_barrier(b.full_q[n], 1), init_barrier(b.empty_q[n], 4);
   for (int n = 0; n < S::stages; ++n) {
     init_barrier(b.full_k[n], 1);
     init_barrier(b.empty_k[n], warps);

@@ -11,11 +11,11 @@ namespace cqsa::gpu::sm90 {
 //   D, Dv     sizes        groups  warpgroups of 64 query rows that compute      keys   of a tile
 //   registers of a thread of those, and of the warpgroup that loads: together what the launch reserves, a multiple of 8 for each thread
 template <int D, int Dv> struct tile_config;
-template <> struct tile_config<64, 64> { static constexpr int groups = 3, keys = 128, registers = 160, loader_registers = 32; };
-template <> struct tile_config<96, 96> { static constexpr int groups = 2, keys = 128, registers = 232, loader_registers = 40; };
-template <> struct tile_config<128, 128> { static constexpr int groups = 2, keys = 128, registers = 232, loader_registers = 40; };
-template <> struct tile_config<192, 128> { static constexpr int groups = 2, keys = 112, registers = 232, loader_registers = 40; };
-template <> struct tile_config<256, 256> { static constexpr int groups = 2, keys = 80, registers = 232, loader_registers = 40; };
+template <> struct tile_config<64, 64> { static constexpr int groups = 3, keys = 128, stages = 2, registers = 160, loader_registers = 32; };
+template <> struct tile_config<96, 96> { static constexpr int groups = 2, keys = 128, stages = 2, registers = 232, loader_registers = 40; };
+template <> struct tile_config<128, 128> { static constexpr int groups = 2, keys = 128, stages = 2, registers = 232, loader_registers = 40; };
+template <> struct tile_config<192, 128> { static constexpr int groups = 2, keys = 112, stages = 2, registers = 232, loader_registers = 40; };
+template <> struct tile_config<256, 256> { static constexpr int groups = 2, keys = 80, stages = 2, registers = 232, loader_registers = 40; };
 
 // What the loader tells of a tile of keys. Row with query n sees its keys lo + n <= j < min(hi + n, keys).
 struct key_tile {
@@ -26,7 +26,9 @@ struct key_tile {
 enum tile_flag : int32_t {
   tile_last = 1,    // of this tile of queries
   tile_ragged = 2,  // hides a key from some query
-  tile_wild = 4     // .. and v has NaN or Inf in it, which has been made 0 in shared memory
+  tile_wild = 4,    // .. and v has NaN or Inf in it, which has been made 0 in shared memory
+  tile_early = 8,   // of the first range of keys: no tile in front of it has later ones
+  tile_late = 16    // of the last range: no tile behind it has earlier ones
 };
 
 // Per tile of queries: what all threads have to know. `rows` is the table of attention_block.cuh.
@@ -35,7 +37,7 @@ enum class unit_state : int32_t { done, empty, busy };
 template <int D, int Dv> struct tile_shape {
   using config = tile_config<D, Dv>;
   static constexpr int d = D, dv = Dv;
-  static constexpr int groups = config::groups, keys = config::keys, stages = 2;
+  static constexpr int groups = config::groups, keys = config::keys, stages = config::stages;
   static constexpr int registers = config::registers, loader_registers = config::loader_registers;
   static constexpr int rows = 64 * groups;
   static constexpr int threads = 128 * (groups + 1);  // the loading warpgroup is the first one
@@ -44,11 +46,12 @@ template <int D, int Dv> struct tile_shape {
 
   // Panels of 64 channels.
   static constexpr int panels = (D + 63) / 64, v_panels = (Dv + 63) / 64;
-  static constexpr int q_panel = 128 * rows, k_panel = 128 * keys;
-  static constexpr int q_bytes = panels * q_panel, k_bytes = panels * k_panel, v_bytes = v_panels * k_panel;
+  static constexpr int q_panel = 128 * 64, k_panel = 128 * keys;  // of q: of a warpgroup's rows
+  static constexpr int q_group_bytes = panels * q_panel, q_bytes = groups * q_group_bytes, k_bytes = panels * k_panel, v_bytes = v_panels * k_panel;
   // Bytes of the parts of shared memory, in this order, from a multiple of 1024 on.
   static constexpr int tiles_bytes = q_bytes + stages * (k_bytes + v_bytes);
-  static constexpr int facts_bytes = 2 * 320, infos = 2 * stages, info_bytes = infos * 32, barrier_bytes = 8 * (4 + 5 * stages) + 16;
+  static constexpr int facts_bytes = 2 * 320, infos = 2 * stages, info_bytes = infos * 32, barrier_bytes = 8 * (4 + 2 * groups + 5 * stages);
+  static_assert((stages & (stages - 1)) == 0, "slots are found by masks");
   static constexpr int shared_bytes = tiles_bytes + facts_bytes + info_bytes + barrier_bytes + 1024;
   static_assert(shared_bytes <= 232448, "of a block on Hopper");
 };
@@ -59,10 +62,13 @@ struct params {
   attention_params a;
   // Coordinates of a row of q, k, v: batch item and head, or 0 where all share one.
   int32_t q_item, q_head, k_item, k_head, v_item, v_head;
-  int32_t q_box_bytes;  // of a panel
+  int32_t q_box_bytes;    // of a panel of a warpgroup's rows
+  int32_t group_queries;  // queries of a warpgroup
   int32_t units;        // tiles of queries of this launch
-  // Order of the tiles where late queries have the most keys: longest first within so many heads, whose keys the L2 cache holds.
-  int32_t heads_at_once;
+  // Order of the tiles where late queries have the most keys: longest first within so many heads, whose keys the L2 cache holds, in so
+  // many turns of the blocks.
+  int32_t heads_at_once, turns_of_heads;
+  int32_t turns;  // of a block in all
 };
 
 }  // namespace cqsa::gpu::sm90

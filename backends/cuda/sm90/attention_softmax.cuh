@@ -12,17 +12,27 @@ namespace cqsa::gpu::sm90 {
 
 constexpr float log2_of_e = 1.4426950408889634f;
 
-// The rows of a thread: query (row of the tile over the heads packed in it), largest logit so far in natural units, the thread's part of
-// l, and the reference of the exponents in powers of two.
+// The rows of a thread: largest logit so far in natural units, and the thread's part of l.
 struct thread_rows {
-  int query[2];
-  float m[2], l[2], reference[2];
+  float m[2], l[2];
 };
 
-CQSA_DEVICE float quad_max(float x) {
-  x = max_f32(x, shuffle_xor<32>(x, 1));
-  return max_f32(x, shuffle_xor<32>(x, 2));
+// Where a row of the tile is. Rows of each warpgroup are query * heads_packed + head; where the heads do not fill all, the last ones are
+// nobody's.
+struct row_place {
+  int head, query;  // of the tile
+};
+CQSA_DEVICE row_place place_of_row(const params& p, int row) {
+  constexpr int nobody = 1 << 30;
+  const uint32_t packed = uint32_t(p.a.heads_packed), inside = uint32_t(row) % 64, query = packed == 1 ? inside : inside / packed;
+  return {int(query) < p.group_queries ? int(inside - query * packed) : nobody, int(query) + row / 64 * p.group_queries};
 }
+// The thread's first row of the tile; the second one is 8 further.
+CQSA_DEVICE int first_row() {
+  const int t = thread_now() - 128;
+  return t / 128 * 64 + t / 32 % 4 * 16 + t % 32 / 4;
+}
+
 CQSA_DEVICE float quad_sum(float x) {
   x += shuffle_xor<32>(x, 1);
   return x + shuffle_xor<32>(x, 2);
@@ -41,11 +51,11 @@ CQSA_DEVICE key_span visible(const key_tile& t, int query) {
   return {lo, hi > lo ? uint32_t(hi - lo) : 0u};
 }
 
-template <class S> CQSA_DEVICE void hide_logits(const key_tile& t, const thread_rows& rows, float (&s)[S::keys / 2]) {
+template <class S> CQSA_DEVICE void hide_logits(const params& p, const key_tile& t, float (&s)[S::keys / 2]) {
   const int column = int(lane_now()) % 4 * 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const key_span seen = visible(t, rows.query[r]);
+    const key_span seen = visible(t, place_of_row(p, first_row() + 8 * r).query);
     const int at = column - seen.begin;
 #pragma unroll
     for (int n = 0; n < S::keys / 8; ++n)
@@ -71,31 +81,50 @@ template <class S> CQSA_DEVICE void cap_logits(const attention_params& p, float 
 // What logits are multiplied with to be in natural units.
 CQSA_DEVICE float scale_of(const attention_params& p) { return p.softcap > 0 ? 1.0f : p.softmax_scale; }
 
-// Moves the maxima to those of these logits; what the sums so far are to be multiplied with.
-template <class S> CQSA_DEVICE void raise_maxima(float scale, const float (&s)[S::keys / 2], thread_rows& rows, float (&factor)[2]) {
+// What a tile's softmax hands on: references of the exponents in powers of two, and what the sums so far are to be multiplied with.
+struct row_factors {
+  float reference[2], factor[2];
+};
+
+// Moves the maxima to those of these logits. Rows side by side: an instruction waits for the one in front of it.
+template <class S> CQSA_DEVICE row_factors raise_maxima(float scale, const float (&s)[S::keys / 2], thread_rows& rows) {
+  float top[4] = {s[0], s[1], s[2], s[3]};  // by column, of rows 0, 0, 1, 1
+#pragma unroll
+  for (int n = 1; n < S::keys / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) top[i] = max_f32(top[i], s[4 * n + i]);
+  row_factors out;
+  float now[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) now[r] = max_f32(top[2 * r], top[2 * r + 1]);
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) now[r] = max_f32(now[r], shuffle_xor<32>(now[r], step));
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float top = max_f32(s[2 * r], s[2 * r + 1]);
-#pragma unroll
-    for (int n = 1; n < S::keys / 8; ++n) top = max_f32(top, max_f32(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]));
-    const float old = rows.m[r], now = max_f32(old, quad_max(top) * scale);
-    rows.m[r] = now;
-    rows.reference[r] = reference_of(now);
-    factor[r] = exp2_f32(product_f32(old, log2_of_e) - rows.reference[r]);
-    rows.l[r] *= factor[r];
+    const float old = rows.m[r];
+    rows.m[r] = max_f32(old, now[r] * scale);
+    out.reference[r] = reference_of(rows.m[r]);
+    out.factor[r] = exp2_f32(product_f32(old, log2_of_e) - out.reference[r]);
+    rows.l[r] *= out.factor[r];
   }
+  return out;
 }
 
-template <class S> CQSA_DEVICE void weigh(float scale, thread_rows& rows, float (&s)[S::keys / 2]) {
+template <class S> CQSA_DEVICE void weigh(float scale, const row_factors& factors, thread_rows& rows, float (&s)[S::keys / 2]) {
   const float scale2 = product_f32(scale, log2_of_e);
+  float sum[4] = {rows.l[0], 0.0f, rows.l[1], 0.0f};
 #pragma unroll
   for (int n = 0; n < S::keys / 8; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float& x = s[4 * n + i];
-      x = exp2_f32(fma_f32(x, scale2, -rows.reference[i / 2]));
-      rows.l[i / 2] += x;
+      x = exp2_f32(fma_f32(x, scale2, -factors.reference[i / 2]));
+      sum[i] += x;
     }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) rows.l[r] = sum[2 * r] + sum[2 * r + 1];
 }
 
 // p as the operand of the product with v: what a thread holds of the logits is just what it has to hold.
@@ -110,12 +139,12 @@ template <class S, int Kind> CQSA_DEVICE void pack_p(const float (&s)[S::keys / 
 }
 
 // Products with 1 are left out: no bit depends on it. Factors are at most 1, so that their distances from it do not cancel.
-template <class S> CQSA_DEVICE void scale_sums(const float (&factor)[2], float (&o)[S::dv / 2]) {
-  if (ballot<32>((factor[0] - 1.0f) + (factor[1] - 1.0f) != 0.0f) == 0) return;
+template <class S> CQSA_DEVICE void scale_sums(const row_factors& factors, float (&o)[S::dv / 2]) {
+  if (ballot<32>((factors.factor[0] - 1.0f) + (factors.factor[1] - 1.0f) != 0.0f) == 0) return;
 #pragma unroll
   for (int n = 0; n < S::dv / 8; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) o[4 * n + i] *= factor[i / 2];
+    for (int i = 0; i < 4; ++i) o[4 * n + i] *= factors.factor[i / 2];
 }
 
 }  // namespace cqsa::gpu::sm90

@@ -13,10 +13,15 @@ namespace cqsa::gpu::sm90 {
 
 // Where an operand is in shared memory: chunks of 16 bytes in rows of 128, exchanged by an XOR with the row modulo 8, as TMA writes
 // them with CU_TENSOR_MAP_SWIZZLE_128B. Every panel of 64 halves is one after the other. panel_bytes matters where N is contiguous.
-CQSA_DEVICE uint64_t matrix_at(uint32_t shared, uint32_t panel_bytes) {
-  constexpr uint64_t swizzled_128 = uint64_t(1) << 62, eight_rows = uint64_t(1024 >> 4) << 32;
-  return swizzled_128 | eight_rows | uint64_t(panel_bytes >> 4) << 16 | (shared & 0x3ffffu) >> 4;
-}
+// The high half is the same for all, and what is further on in shared memory is found by adding to the low half.
+struct matrix_place {
+  uint32_t low;
+  CQSA_DEVICE matrix_place(uint32_t shared, uint32_t panel_bytes) : low((panel_bytes >> 4) << 16 | shared >> 4) {}
+  CQSA_DEVICE uint64_t at(uint32_t bytes) const {
+    constexpr uint32_t swizzled_128 = 1u << 30, eight_rows = 1024 >> 4;
+    return uint64_t(swizzled_128 | eight_rows) << 32 | (low + (bytes >> 4));
+  }
+};
 
 // Registers that were written before the next product.
 CQSA_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
