@@ -44,16 +44,27 @@ const char* why_no_gpu(const cqsa_attention_leaf& leaf) {
   return why_no_fast(leaf.chip, leaf.precision, leaf.q.dtype);
 }
 
-gpu_view view_of(const cqsa_view& x, int64_t batch, int64_t heads, int64_t rows, int64_t channels, int64_t run) {
-  gpu_view out{static_cast<char*>(x.data), {x.stride[0], x.stride[1], x.stride[2], x.stride[3]}, kind_of(x.dtype), 0};
+namespace {
+
+// A division costs what ten other instructions do, and there are a dozen of them in a launch; nearly every run is a power of two.
+bool is_multiple(int64_t x, int64_t run) { return (run & (run - 1)) == 0 ? (x & (run - 1)) == 0 : x % run == 0; }
+
+}  // namespace
+
+bool has_runs(const cqsa_view& x, int64_t batch, int64_t heads, int64_t rows, int64_t channels, int64_t run) {
   const int64_t bytes = (x.dtype >> 8 & 0xff) / 8;
-  const bool runs = (x.stride[3] == 1 || channels == 1) && channels % run == 0;
-  const bool aligned = reinterpret_cast<uintptr_t>(x.data) % uintptr_t(bytes ? run * bytes : 1) == 0;
-  const bool steps = (batch <= 1 || x.stride[0] % run == 0) && (heads <= 1 || x.stride[1] % run == 0) && (rows <= 1 || x.stride[2] % run == 0);
-  out.quads = runs && aligned && steps;
-  return out;
+  if ((x.stride[3] != 1 && channels != 1) || !is_multiple(channels, run)) return false;
+  if (bytes > 0 && !is_multiple(static_cast<int64_t>(reinterpret_cast<uintptr_t>(x.data)), run * bytes)) return false;
+  const auto steps = [&](int axis, int64_t size) { return size <= 1 || is_multiple(x.stride[axis], run); };
+  return steps(0, batch) && steps(1, heads) && steps(2, rows);
 }
-gpu_view plain_view(const cqsa_view& x) { return view_of(x, 1, 1, 1, 1); }
+
+gpu_view view_of(const cqsa_view& x, int64_t batch, int64_t heads, int64_t rows, int64_t channels, int64_t run) {
+  return {static_cast<char*>(x.data), {x.stride[0], x.stride[1], x.stride[2], x.stride[3]}, kind_of(x.dtype), has_runs(x, batch, heads, rows, channels, run)};
+}
+
+// Of an operand that is not there a kernel looks at nothing but the address.
+gpu_view plain_view(const cqsa_view& x) { return x.data ? view_of(x, 1, 1, 1, 1) : gpu_view{}; }
 
 namespace {
 

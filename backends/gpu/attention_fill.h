@@ -24,8 +24,9 @@ const char* why_no_fast(const cqsa_chip& chip, int32_t precision, cqsa_dtype q);
 // Reasons that hold for every kernel of a GPU; nullptr: none.
 const char* why_no_gpu(const cqsa_attention_leaf& leaf);
 
-// sizes: of the leading three axes. The stride of an axis with one entry does not matter. `run`: elements that are read at once,
-// quads tells whether they may be.
+// sizes: of the leading three axes. The stride of an axis with one entry does not matter. `run`: elements that are read at once;
+// has_runs, and quads of the view, tell whether they may be.
+bool has_runs(const cqsa_view& x, int64_t batch, int64_t heads, int64_t rows, int64_t channels, int64_t run);
 gpu_view view_of(const cqsa_view& x, int64_t batch, int64_t heads, int64_t rows, int64_t channels, int64_t run = 4);
 gpu_view plain_view(const cqsa_view& x);
 

@@ -99,10 +99,10 @@ uint64_t workspace(const cqsa_attention_leaf* leaf, int64_t) { return list_bytes
 // Rows in chunks of eight channels.
 void fill_runs(const cqsa_attention_leaf& a, attention_params* p) {
   const int64_t items = a.page_table ? a.num_pages : a.batch;
-  p->q.quads = view_of(a.q, a.batch, a.num_heads, 2, a.head_dim, 8).quads;
-  p->k.quads = view_of(a.k, items, a.num_kv_heads, 2, a.head_dim, 8).quads;
-  p->v.quads = view_of(a.v, items, a.num_kv_heads, 2, a.head_dim_v, 8).quads;
-  p->out.quads = view_of(a.out, a.batch, a.num_heads, 2, a.head_dim_v, 8).quads;
+  p->q.quads = has_runs(a.q, a.batch, a.num_heads, 2, a.head_dim, 8);
+  p->k.quads = has_runs(a.k, items, a.num_kv_heads, 2, a.head_dim, 8);
+  p->v.quads = has_runs(a.v, items, a.num_kv_heads, 2, a.head_dim_v, 8);
+  p->out.quads = has_runs(a.out, a.batch, a.num_heads, 2, a.head_dim_v, 8);
 }
 
 // Fewer rows a block where there would be less than one for each multiprocessor otherwise.
