@@ -70,16 +70,16 @@ namespace {
 
 constexpr int64_t no_limit = int64_t(1) << 60;
 
-void fill_operands(const cqsa_attention_leaf& a, attention_params* p) {
+void fill_operands(const cqsa_attention_leaf& a, int64_t run, attention_params* p) {
   const int64_t items = a.page_table ? a.num_pages : a.batch;
   const int64_t any = 2;  // more than one row, whatever the rectangles are
-  p->q = view_of(a.q, a.batch, a.num_heads, any, a.head_dim);
-  p->k = view_of(a.k, items, a.num_kv_heads, any, a.head_dim);
-  p->v = view_of(a.v, items, a.num_kv_heads, any, a.head_dim_v);
+  p->q = view_of(a.q, a.batch, a.num_heads, any, a.head_dim, run);
+  p->k = view_of(a.k, items, a.num_kv_heads, any, a.head_dim, run);
+  p->v = view_of(a.v, items, a.num_kv_heads, any, a.head_dim_v, run);
   // Scales of wider types are nothing that anyone uses: right, one element at a time.
   if (a.scale_k != CQSA_SCALE_NONE && is_float(a.k.dtype)) p->k.quads = 0;
   if (a.scale_v != CQSA_SCALE_NONE && is_float(a.v.dtype)) p->v.quads = 0;
-  p->out = view_of(a.out, a.batch, a.num_heads, any, a.head_dim_v);
+  p->out = view_of(a.out, a.batch, a.num_heads, any, a.head_dim_v, run);
   p->k_scale = plain_view(a.k_scale);
   p->v_scale = plain_view(a.v_scale);
   p->mask = plain_view(a.mask);
@@ -195,8 +195,8 @@ cqsa_status fill_rectangles(void* device, const cqsa_attention_leaf& a, int32_t 
 
 }  // namespace
 
-void fill_params(const cqsa_attention_leaf& a, attention_params* p) {
-  fill_operands(a, p);
+void fill_params(const cqsa_attention_leaf& a, attention_params* p, int64_t run) {
+  fill_operands(a, run, p);
   fill_numbers(a, p);
 }
 

@@ -30,8 +30,8 @@ bool has_runs(const cqsa_view& x, int64_t batch, int64_t heads, int64_t rows, in
 gpu_view view_of(const cqsa_view& x, int64_t batch, int64_t heads, int64_t rows, int64_t channels, int64_t run = 4);
 gpu_view plain_view(const cqsa_view& x);
 
-// Everything but tiles and rectangles.
-void fill_params(const cqsa_attention_leaf& leaf, attention_params* out);
+// Everything but tiles and rectangles. quads of q, k, v and out: whether `run` channels may be read or written at once.
+void fill_params(const cqsa_attention_leaf& leaf, attention_params* out, int64_t run = 4);
 
 // Bytes of the list of rectangles in the workspace: none when there is only one, which travels with the parameters.
 uint64_t list_bytes(const cqsa_attention_leaf& leaf);
