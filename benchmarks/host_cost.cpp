@@ -320,6 +320,7 @@ void start_driver() {
 int main(int argc, char** argv) {
   if (argc != 3) die("usage", "bench_host_cost libcqsa.so libcqsa_cuda.so");
   constexpr shape small = {"B1 H8 N128 D64", 1, 8, 128, 128, 64}, decode = {"B1 H8 N1x1024 D64", 1, 8, 1, 1024, 64};
+  constexpr shape far_decode = {"B1 H8 N1x32768 D64", 1, 8, 1, 32768, 64};
   libcuda = open_library("libcuda.so.1");
   libcqsa = open_library(argv[1]);
   start_driver();
@@ -334,6 +335,7 @@ int main(int argc, char** argv) {
   measure_calls(context, small, false, nullptr);
   measure_calls(context, small, true, stream);
   measure_calls(context, decode, true, nullptr);
+  measure_calls(context, far_decode, true, stream);
   measure_merge(context);
   std::printf("with no current context:\n");
   operands o(small, true);

@@ -18,8 +18,12 @@ cqsa_status copy_struct(const T* caller, const char* name, uint32_t first, uint3
   if (size < first || size > 65536)
     return fail(CQSA_ERROR_STRUCT_SIZE, "%s->struct_size is %u, wanted sizeof(struct) = %u (at least %u)", name, size,
                 static_cast<unsigned>(sizeof(T)), first);
-  std::memset(static_cast<void*>(&out), 0, sizeof(T));
-  std::memcpy(static_cast<void*>(&out), caller, size < sizeof(T) ? size : sizeof(T));
+  if (size >= sizeof(T)) {
+    std::memcpy(static_cast<void*>(&out), caller, sizeof(T));
+  } else {
+    std::memset(static_cast<void*>(&out), 0, sizeof(T));
+    std::memcpy(static_cast<void*>(&out), caller, size);
+  }
   const auto* bytes = reinterpret_cast<const unsigned char*>(caller);
   for (uint32_t i = sizeof(T); i < size; ++i)
     if (bytes[i] != 0)

@@ -114,14 +114,14 @@ cqsa_status check_workspace_apart(const cqsa_attention_args& args) {
   return CQSA_OK;
 }
 
-cqsa_status check_run_workspace(const cqsa_plan& plan, const cqsa_attention_args& args) {
+cqsa_status check_run_workspace(const cqsa_plan& plan, const cqsa_attention_args& args, bool apart) {
   if (args.workspace == nullptr) {
     if (args.workspace_bytes)
       return fail(CQSA_ERROR_NULL_POINTER, "args->workspace is NULL with workspace_bytes %" PRIu64, args.workspace_bytes);
     return CQSA_OK;
   }
   CQSA_TRY(check_workspace(plan, args.workspace, args.workspace_bytes));
-  CQSA_TRY(check_workspace_apart(args));
+  if (!apart) CQSA_TRY(check_workspace_apart(args));
   // Device memory cannot be looked at without a copy; there the mark is not checked.
   if (plan.hardware.host && std::memcmp(args.workspace, workspace_mark, sizeof workspace_mark) != 0)
     return fail(CQSA_ERROR_WORKSPACE, "args->workspace was not prepared with cqsa_workspace_init()");
@@ -136,27 +136,28 @@ cqsa_status check_device_index(const cqsa_context& context, const cqsa_attention
   return CQSA_OK;
 }
 
-cqsa_status start_run(run_state& run, const cqsa_attention_leaf& whole) {
+cqsa_status start_run(run_state& run, cqsa_attention_leaf& whole) {
   if (run.plan->problem.empty()) return CQSA_OK;
   if (run.plan->hardware.host) return run_host(run, whole);
   return enqueues(*run.plan) ? run_enqueued(run, whole) : run_device(run, whole);
 }
 
 // To what is on the device already: the checks of an earlier run hold as long as only addresses differ.
-cqsa_status bind_on_device(const cqsa_plan& plan, const cqsa_attention_args& args, cqsa_attention_leaf& whole) {
-  if (!bind_again(plan, args, whole)) {
-    CQSA_TRY(check_device_index(*plan.context, args));
-    CQSA_TRY(bind_operands(plan.problem, *plan.context->backend, args, whole));
-    remember_binding(plan, args, whole);
-  }
+cqsa_status bind_on_device(const cqsa_plan& plan, const cqsa_attention_args& args, cqsa_attention_leaf& whole, bool& again) {
+  again = bind_again(plan, args, whole);
+  if (again) return CQSA_OK;
+  CQSA_TRY(check_device_index(*plan.context, args));
+  CQSA_TRY(bind_operands(plan.problem, *plan.context->backend, args, whole));
+  remember_binding(plan, args, whole);
   return CQSA_OK;
 }
 
-cqsa_status run_bound(const cqsa_plan& plan, const cqsa_attention_args& args, cqsa_attention_leaf& whole, void* stream, bool capturing) {
+// again: bind_again() took the operands.
+cqsa_status run_bound(const cqsa_plan& plan, const cqsa_attention_args& args, cqsa_attention_leaf& whole, void* stream, bool capturing, bool again) {
   if (!plan.hardware.host) CQSA_TRY(check_pointers(*plan.context, args));
   if (args.checkpoint && enqueues(plan))
     return fail(CQSA_ERROR_UNSUPPORTED, "args->checkpoint is given, but a run whose operands are all on the device is one launch");
-  CQSA_TRY(check_run_workspace(plan, args));
+  CQSA_TRY(check_run_workspace(plan, args, again));
   if (args.info) CQSA_TRY(check_out_struct(args.info, "args->info", first_run_info));
   if (capturing && !plan.problem.empty()) CQSA_TRY(check_capture(plan, args));
   whole.batch_invariant = plan.problem.batch_invariant();
@@ -172,8 +173,9 @@ cqsa_status run_bound(const cqsa_plan& plan, const cqsa_attention_args& args, cq
 
 cqsa_status run_plan(const cqsa_plan& plan, const cqsa_attention_args& args, void* stream, bool capturing) {
   cqsa_attention_leaf whole;
-  CQSA_TRY(plan.hardware.host ? bind_operands(plan.problem, *plan.context->backend, args, whole) : bind_on_device(plan, args, whole));
-  return run_bound(plan, args, whole, stream, capturing);
+  bool again = false;
+  CQSA_TRY(plan.hardware.host ? bind_operands(plan.problem, *plan.context->backend, args, whole) : bind_on_device(plan, args, whole, again));
+  return run_bound(plan, args, whole, stream, capturing, again);
 }
 
 cqsa_status copy_params(const cqsa_attention_params* params, cqsa_attention_params& out) {
@@ -217,7 +219,7 @@ cqsa_status cqsa_attention(cqsa_context* context, const cqsa_attention_params* p
     CQSA_TRY(copy_params(params, given.stated));
     cqsa_plan plan;
     cqsa_attention_leaf whole;
-    if (find_repeated(*context, given.stated, operands, plan, whole)) return run_bound(plan, operands, whole, stream, capturing);
+    if (find_repeated(*context, given.stated, operands, plan, whole)) return run_bound(plan, operands, whole, stream, capturing, true);
     given.complete = given.stated;
     CQSA_TRY(complete_params(*context->backend, operands, given.complete));
     CQSA_TRY(find_plan(context, given, plan));

@@ -44,31 +44,42 @@ const char* why_no_gpu(const cqsa_attention_leaf& leaf) {
   return why_no_fast(leaf.chip, leaf.precision, leaf.q.dtype);
 }
 
-gpu_view view_of(const cqsa_view& x, int64_t batch, int64_t heads, int64_t rows, int64_t channels, int64_t run) {
-  gpu_view out{static_cast<char*>(x.data), {x.stride[0], x.stride[1], x.stride[2], x.stride[3]}, kind_of(x.dtype), 0};
+namespace {
+
+// A division costs what ten other instructions do, and there are a dozen of them in a launch; nearly every run is a power of two.
+bool is_multiple(int64_t x, int64_t run) { return (run & (run - 1)) == 0 ? (x & (run - 1)) == 0 : x % run == 0; }
+
+}  // namespace
+
+bool has_runs(const cqsa_view& x, int64_t batch, int64_t heads, int64_t rows, int64_t channels, int64_t run) {
   const int64_t bytes = (x.dtype >> 8 & 0xff) / 8;
-  const bool runs = (x.stride[3] == 1 || channels == 1) && channels % run == 0;
-  const bool aligned = reinterpret_cast<uintptr_t>(x.data) % uintptr_t(bytes ? run * bytes : 1) == 0;
-  const bool steps = (batch <= 1 || x.stride[0] % run == 0) && (heads <= 1 || x.stride[1] % run == 0) && (rows <= 1 || x.stride[2] % run == 0);
-  out.quads = runs && aligned && steps;
-  return out;
+  if ((x.stride[3] != 1 && channels != 1) || !is_multiple(channels, run)) return false;
+  if (bytes > 0 && !is_multiple(static_cast<int64_t>(reinterpret_cast<uintptr_t>(x.data)), run * bytes)) return false;
+  const auto steps = [&](int axis, int64_t size) { return size <= 1 || is_multiple(x.stride[axis], run); };
+  return steps(0, batch) && steps(1, heads) && steps(2, rows);
 }
-gpu_view plain_view(const cqsa_view& x) { return view_of(x, 1, 1, 1, 1); }
+
+gpu_view view_of(const cqsa_view& x, int64_t batch, int64_t heads, int64_t rows, int64_t channels, int64_t run) {
+  return {static_cast<char*>(x.data), {x.stride[0], x.stride[1], x.stride[2], x.stride[3]}, kind_of(x.dtype), has_runs(x, batch, heads, rows, channels, run)};
+}
+
+// Of an operand that is not there a kernel looks at nothing but the address.
+gpu_view plain_view(const cqsa_view& x) { return x.data ? view_of(x, 1, 1, 1, 1) : gpu_view{}; }
 
 namespace {
 
 constexpr int64_t no_limit = int64_t(1) << 60;
 
-void fill_operands(const cqsa_attention_leaf& a, attention_params* p) {
+void fill_operands(const cqsa_attention_leaf& a, int64_t run, attention_params* p) {
   const int64_t items = a.page_table ? a.num_pages : a.batch;
   const int64_t any = 2;  // more than one row, whatever the rectangles are
-  p->q = view_of(a.q, a.batch, a.num_heads, any, a.head_dim);
-  p->k = view_of(a.k, items, a.num_kv_heads, any, a.head_dim);
-  p->v = view_of(a.v, items, a.num_kv_heads, any, a.head_dim_v);
+  p->q = view_of(a.q, a.batch, a.num_heads, any, a.head_dim, run);
+  p->k = view_of(a.k, items, a.num_kv_heads, any, a.head_dim, run);
+  p->v = view_of(a.v, items, a.num_kv_heads, any, a.head_dim_v, run);
   // Scales of wider types are nothing that anyone uses: right, one element at a time.
   if (a.scale_k != CQSA_SCALE_NONE && is_float(a.k.dtype)) p->k.quads = 0;
   if (a.scale_v != CQSA_SCALE_NONE && is_float(a.v.dtype)) p->v.quads = 0;
-  p->out = view_of(a.out, a.batch, a.num_heads, any, a.head_dim_v);
+  p->out = view_of(a.out, a.batch, a.num_heads, any, a.head_dim_v, run);
   p->k_scale = plain_view(a.k_scale);
   p->v_scale = plain_view(a.v_scale);
   p->mask = plain_view(a.mask);
@@ -184,8 +195,8 @@ cqsa_status fill_rectangles(void* device, const cqsa_attention_leaf& a, const ti
 
 }  // namespace
 
-void fill_params(const cqsa_attention_leaf& a, attention_params* p) {
-  fill_operands(a, p);
+void fill_params(const cqsa_attention_leaf& a, attention_params* p, int64_t run) {
+  fill_operands(a, run, p);
   fill_numbers(a, p);
 }
 

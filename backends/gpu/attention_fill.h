@@ -24,13 +24,14 @@ const char* why_no_fast(const cqsa_chip& chip, int32_t precision, cqsa_dtype q);
 // Reasons that hold for every kernel of a GPU; nullptr: none.
 const char* why_no_gpu(const cqsa_attention_leaf& leaf);
 
-// sizes: of the leading three axes. The stride of an axis with one entry does not matter. `run`: elements that are read at once,
-// quads tells whether they may be.
+// sizes: of the leading three axes. The stride of an axis with one entry does not matter. `run`: elements that are read at once;
+// has_runs, and quads of the view, tell whether they may be.
+bool has_runs(const cqsa_view& x, int64_t batch, int64_t heads, int64_t rows, int64_t channels, int64_t run);
 gpu_view view_of(const cqsa_view& x, int64_t batch, int64_t heads, int64_t rows, int64_t channels, int64_t run = 4);
 gpu_view plain_view(const cqsa_view& x);
 
-// Everything but tiles and rectangles.
-void fill_params(const cqsa_attention_leaf& leaf, attention_params* out);
+// Everything but tiles and rectangles. quads of q, k, v and out: whether `run` channels may be read or written at once.
+void fill_params(const cqsa_attention_leaf& leaf, attention_params* out, int64_t run = 4);
 
 // Bytes of the list of rectangles in the workspace: none when there is only one, which travels with the parameters.
 uint64_t list_bytes(const cqsa_attention_leaf& leaf);

@@ -84,6 +84,8 @@ struct machine {
   int64_t fail_allocation = 0;
   fake_counts counts = {};
   fake_launch last = {};
+  bool noting = false;
+  std::string noted;
 };
 
 const char* text_of(const char* name, const char* otherwise) {
@@ -97,10 +99,22 @@ machine& m() {
   return instance;
 }
 
+// Names of the calls, each with a space behind it.
+void note(const char* name) {
+  const std::lock_guard<std::recursive_mutex> hold(m().lock);
+  if (m().noting) m().noted += std::string(name) + " ";
+}
+
 thread_local std::vector<CUctx_st*> stack;
 thread_local CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
 using guard = std::lock_guard<std::recursive_mutex>;
+
+// Nearly every function: one at a time.
+struct called {
+  explicit called(const char* name) : hold(m().lock) { note(name); }
+  const guard hold;
+};
 
 CUctx_st* current() { return stack.empty() ? nullptr : stack.back(); }
 
@@ -268,21 +282,23 @@ void start() {
 // ---- the driver and its devices --------------------------------------------------------------------------------------------------
 
 FAKE_CUDA CUresult cuInit(unsigned) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   const int result = number_of("FAKE_CUDA_INIT", 0);
   if (result != 0) return static_cast<CUresult>(result);
   if (!m().initialised) start();
   return m().archs.empty() ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuDriverGetVersion(int* out) { return *out = number_of("FAKE_CUDA_VERSION", 13000), CUDA_SUCCESS; }
+FAKE_CUDA CUresult cuDriverGetVersion(int* out) { return note(__func__), *out = number_of("FAKE_CUDA_VERSION", 13000), CUDA_SUCCESS; }
 
 FAKE_CUDA CUresult cuGetErrorName(CUresult result, const char** out) {
+  note(__func__);
   *out = result == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_OF_THE_FAKE";
   return CUDA_SUCCESS;
 }
 
 FAKE_CUDA CUresult cuGetErrorString(CUresult result, const char** out) {
+  note(__func__);
   thread_local char text[64];
   std::snprintf(text, sizeof text, "number %d", static_cast<int>(result));
   *out = text;
@@ -290,21 +306,23 @@ FAKE_CUDA CUresult cuGetErrorString(CUresult result, const char** out) {
 }
 
 FAKE_CUDA CUresult cuDeviceGetCount(int* out) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   if (!m().initialised) return CUDA_ERROR_NOT_INITIALIZED;
   return *out = static_cast<int>(m().archs.size()), CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuDeviceGet(CUdevice* out, int index) { return *out = index, CUDA_SUCCESS; }
+FAKE_CUDA CUresult cuDeviceGet(CUdevice* out, int index) { return note(__func__), *out = index, CUDA_SUCCESS; }
 
 FAKE_CUDA CUresult cuDeviceGetName(char* out, int size, CUdevice device) {
+  note(__func__);
   std::snprintf(out, static_cast<size_t>(size), "Fake GPU %d", device);
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuDeviceTotalMem_v2(size_t* out, CUdevice) { return *out = m().limit, CUDA_SUCCESS; }
+FAKE_CUDA CUresult cuDeviceTotalMem_v2(size_t* out, CUdevice) { return note(__func__), *out = m().limit, CUDA_SUCCESS; }
 
 FAKE_CUDA CUresult cuDeviceGetAttribute(int* out, CUdevice_attribute which, CUdevice device) {
+  note(__func__);
   const int arch = m().archs.at(static_cast<size_t>(device));
   switch (which) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *out = arch / 10; break;
@@ -320,14 +338,14 @@ FAKE_CUDA CUresult cuDeviceGetAttribute(int* out, CUdevice_attribute which, CUde
 // ---- contexts -----------------------------------------------------------------------------------------------------------------------
 
 FAKE_CUDA CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice device) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(forbidden_by_captures());
   if (m().retained.at(static_cast<size_t>(device))++ == 0) ++m().counts.contexts;
   return *out = &m().primary[static_cast<size_t>(device)], CUDA_SUCCESS;
 }
 
 FAKE_CUDA CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(forbidden_by_captures());
   int& count = m().retained.at(static_cast<size_t>(device));
   if (count == 0) return CUDA_ERROR_INVALID_CONTEXT;
@@ -336,14 +354,14 @@ FAKE_CUDA CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
 }
 
 FAKE_CUDA CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   *flags = 0;
   *active = m().retained.at(static_cast<size_t>(device)) > 0;
   return CUDA_SUCCESS;
 }
 
 FAKE_CUDA CUresult cuCtxCreate_v2(CUcontext* out, unsigned, CUdevice device) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   *out = new CUctx_st{device, false, {}};
   ++m().counts.contexts;
   stack.push_back(*out);
@@ -351,7 +369,7 @@ FAKE_CUDA CUresult cuCtxCreate_v2(CUcontext* out, unsigned, CUdevice device) {
 }
 
 FAKE_CUDA CUresult cuCtxDestroy_v2(CUcontext context) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   destroy_contents(context);
   if (current() == context) stack.pop_back();
   delete context;
@@ -359,7 +377,7 @@ FAKE_CUDA CUresult cuCtxDestroy_v2(CUcontext context) {
 }
 
 FAKE_CUDA CUresult cuCtxPushCurrent_v2(CUcontext context) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   if (context == nullptr || (context->primary && m().retained[static_cast<size_t>(context->device)] == 0))
     return lost(CUDA_ERROR_CONTEXT_IS_DESTROYED);
   stack.push_back(context);
@@ -368,7 +386,7 @@ FAKE_CUDA CUresult cuCtxPushCurrent_v2(CUcontext context) {
 }
 
 FAKE_CUDA CUresult cuCtxPopCurrent_v2(CUcontext* out) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(need_context());
   *out = current();
   stack.pop_back();
@@ -376,27 +394,28 @@ FAKE_CUDA CUresult cuCtxPopCurrent_v2(CUcontext* out) {
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuCtxGetCurrent(CUcontext* out) { return *out = current(), CUDA_SUCCESS; }
+FAKE_CUDA CUresult cuCtxGetCurrent(CUcontext* out) { return note(__func__), *out = current(), CUDA_SUCCESS; }
 
 FAKE_CUDA CUresult cuCtxSetCurrent(CUcontext context) {
+  note(__func__);
   if (!stack.empty()) stack.pop_back();
   if (context != nullptr) stack.push_back(context);
   return CUDA_SUCCESS;
 }
 
 FAKE_CUDA CUresult cuCtxGetDevice(CUdevice* out) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(need_context());
   return *out = current()->device, CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) { return std::swap(*mode, thread_mode), CUDA_SUCCESS; }
+FAKE_CUDA CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) { return note(__func__), std::swap(*mode, thread_mode), CUDA_SUCCESS; }
 
 // ---- code ---------------------------------------------------------------------------------------------------------------------------
 
 #ifndef FAKE_CUDA_INCOMPLETE
 FAKE_CUDA CUresult cuLibraryLoadData(CUlibrary* out, const void* data, CUjit_option*, void**, unsigned, CUlibraryOption*, void**, unsigned) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   const int result = number_of("FAKE_CUDA_LOAD", 0);
   if (result != 0) return static_cast<CUresult>(result);
   *out = reinterpret_cast<CUlibrary>(const_cast<void*>(data));
@@ -406,7 +425,7 @@ FAKE_CUDA CUresult cuLibraryLoadData(CUlibrary* out, const void* data, CUjit_opt
 #endif
 
 FAKE_CUDA CUresult cuLibraryGetKernel(CUkernel* out, CUlibrary, const char* name) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   if (std::strcmp(name, text_of("FAKE_CUDA_NO_KERNEL", "")) == 0) return CUDA_ERROR_NOT_FOUND;
   CUkern_st& kernel = m().kernels[name];
   kernel.name = name;
@@ -414,7 +433,7 @@ FAKE_CUDA CUresult cuLibraryGetKernel(CUkernel* out, CUlibrary, const char* name
 }
 
 FAKE_CUDA CUresult cuKernelGetFunction(CUfunction* out, CUkernel kernel) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(need_context());
   CUfunc_st& function = m().functions[{current(), kernel->name}];
   function.name = kernel->name;
@@ -423,21 +442,22 @@ FAKE_CUDA CUresult cuKernelGetFunction(CUfunction* out, CUkernel kernel) {
 }
 
 FAKE_CUDA CUresult cuFuncLoad(CUfunction function) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(unsafe_call());
   return function->loaded = true, CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuFuncGetAttribute(int* out, CUfunction_attribute, CUfunction) { return *out = 1024, CUDA_SUCCESS; }
+FAKE_CUDA CUresult cuFuncGetAttribute(int* out, CUfunction_attribute, CUfunction) { return note(__func__), *out = 1024, CUDA_SUCCESS; }
 
 FAKE_CUDA CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute which, int value) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   if (function->context != current() || which != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) return CUDA_ERROR_INVALID_VALUE;
   return function->most_shared = value, CUDA_SUCCESS;
 }
 
 // The stub of the tests gives every kernel 64 bytes.
 FAKE_CUDA CUresult cuFuncGetParamInfo(CUfunction, size_t index, size_t* offset, size_t* bytes) {
+  note(__func__);
   if (index != 0 || number_of("FAKE_CUDA_PARAM_BYTES", 0) == 0) return CUDA_ERROR_INVALID_VALUE;
   *offset = 0;
   return *bytes = static_cast<size_t>(number_of("FAKE_CUDA_PARAM_BYTES", 0)), CUDA_SUCCESS;
@@ -445,7 +465,7 @@ FAKE_CUDA CUresult cuFuncGetParamInfo(CUfunction, size_t index, size_t* offset, 
 
 FAKE_CUDA CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
                                   unsigned shared, CUstream handle, void** arguments, void**) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   CUstream_st* s = nullptr;
   FAKE_TRY(find_stream(handle, s));
   if (function->context != current()) return lost(CUDA_ERROR_INVALID_CONTEXT);
@@ -462,7 +482,7 @@ FAKE_CUDA CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, u
 // ---- memory -------------------------------------------------------------------------------------------------------------------------
 
 FAKE_CUDA CUresult cuMemAlloc_v2(CUdeviceptr* out, size_t bytes) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(unsafe_call());
   uintptr_t address = 0;
   FAKE_TRY(take(bytes, kind::device, address));
@@ -470,7 +490,7 @@ FAKE_CUDA CUresult cuMemAlloc_v2(CUdeviceptr* out, size_t bytes) {
 }
 
 FAKE_CUDA CUresult cuMemAllocManaged(CUdeviceptr* out, size_t bytes, unsigned) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(unsafe_call());
   uintptr_t address = 0;
   FAKE_TRY(take(bytes, kind::managed, address));
@@ -479,14 +499,14 @@ FAKE_CUDA CUresult cuMemAllocManaged(CUdeviceptr* out, size_t bytes, unsigned) {
 
 // Waits for the device, as the real one does.
 FAKE_CUDA CUresult cuMemFree_v2(CUdeviceptr address) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(unsafe_call());
   for (CUstream_st* s : m().streams) run_all(s);
   return give(address, false);
 }
 
 FAKE_CUDA CUresult cuMemHostAlloc(void** out, size_t bytes, unsigned) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(unsafe_call());
   uintptr_t address = 0;
   FAKE_TRY(take(bytes, kind::pinned, address));
@@ -494,21 +514,21 @@ FAKE_CUDA CUresult cuMemHostAlloc(void** out, size_t bytes, unsigned) {
 }
 
 FAKE_CUDA CUresult cuMemFreeHost(void* memory) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(unsafe_call());
   for (CUstream_st* s : m().streams) run_all(s);
   return give(reinterpret_cast<uintptr_t>(memory), true);
 }
 
 FAKE_CUDA CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(need_context());
   *total = m().limit;
   return *free = m().limit - m().used[static_cast<size_t>(current()->device)], CUDA_SUCCESS;
 }
 
 FAKE_CUDA CUresult cuMemAllocAsync(CUdeviceptr* out, size_t bytes, CUstream handle) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   CUstream_st* s = nullptr;
   FAKE_TRY(find_stream(handle, s));
   uintptr_t address = 0;
@@ -519,7 +539,7 @@ FAKE_CUDA CUresult cuMemAllocAsync(CUdeviceptr* out, size_t bytes, CUstream hand
 
 // In a captured stream the memory belongs to the graph; this one keeps it.
 FAKE_CUDA CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   CUstream_st* s = nullptr;
   FAKE_TRY(find_stream(handle, s));
   if (find_block(address, 1) == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -527,7 +547,7 @@ FAKE_CUDA CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
 }
 
 FAKE_CUDA CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* which, void** out, CUdeviceptr address) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(need_context());
   uintptr_t begin = 0;
   const block* const b = find_block(address, 1, &begin);
@@ -557,7 +577,7 @@ CUresult copy_later(CUstream_st* s, uintptr_t to, uintptr_t from, size_t bytes) 
 }  // namespace
 
 FAKE_CUDA CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream handle) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   CUstream_st* s = nullptr;
   FAKE_TRY(find_stream(handle, s));
   if (!on_device(to, bytes)) return CUDA_ERROR_INVALID_VALUE;
@@ -568,7 +588,7 @@ FAKE_CUDA CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t
 }
 
 FAKE_CUDA CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream handle) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   CUstream_st* s = nullptr;
   FAKE_TRY(find_stream(handle, s));
   if (!on_device(from, bytes)) return CUDA_ERROR_INVALID_VALUE;
@@ -579,14 +599,14 @@ FAKE_CUDA CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes
 }
 
 FAKE_CUDA CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   CUstream_st* s = nullptr;
   FAKE_TRY(find_stream(handle, s));
   return on_device(to, bytes) && on_device(from, bytes) ? copy_later(s, to, from, bytes) : CUDA_ERROR_INVALID_VALUE;
 }
 
 FAKE_CUDA CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream handle) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   CUstream_st* s = nullptr;
   FAKE_TRY(find_stream(handle, s));
   if (!on_device(to, count * 4)) return CUDA_ERROR_INVALID_VALUE;
@@ -599,7 +619,7 @@ FAKE_CUDA CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count
 // ---- streams, events, graphs -------------------------------------------------------------------------------------------------------------
 
 FAKE_CUDA CUresult cuStreamCreate(CUstream* out, unsigned flags) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(need_context());
   *out = new CUstream_st{current(), (flags & CU_STREAM_NON_BLOCKING) == 0};
   m().streams.push_back(*out);
@@ -608,11 +628,12 @@ FAKE_CUDA CUresult cuStreamCreate(CUstream* out, unsigned flags) {
 }
 
 FAKE_CUDA CUresult cuStreamGetFlags(CUstream s, unsigned* out) {
+  note(__func__);
   return *out = s->blocking ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING, CUDA_SUCCESS;
 }
 
 FAKE_CUDA CUresult cuStreamDestroy_v2(CUstream s) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(find_stream(s, s));
   run_all(s);
   std::erase(m().streams, s);
@@ -622,7 +643,7 @@ FAKE_CUDA CUresult cuStreamDestroy_v2(CUstream s) {
 }
 
 FAKE_CUDA CUresult cuStreamSynchronize(CUstream handle) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   CUstream_st* s = nullptr;
   FAKE_TRY(find_stream(handle, s));
   FAKE_TRY(unsafe_call());
@@ -632,7 +653,7 @@ FAKE_CUDA CUresult cuStreamSynchronize(CUstream handle) {
 }
 
 FAKE_CUDA CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   CUstream_st* s = nullptr;
   FAKE_TRY(find_stream(handle, s));
   CUstream_st* const other = event->where;
@@ -641,7 +662,7 @@ FAKE_CUDA CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned) {
 }
 
 FAKE_CUDA CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* out) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   CUstream_st* s = nullptr;
   FAKE_TRY(find_stream(handle, s));
   if (s == s->context->defaults[0])
@@ -651,10 +672,10 @@ FAKE_CUDA CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* o
   return *out = s->capture, CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuStreamGetCtx(CUstream handle, CUcontext* out) { return *out = handle->context, CUDA_SUCCESS; }
+FAKE_CUDA CUresult cuStreamGetCtx(CUstream handle, CUcontext* out) { return note(__func__), *out = handle->context, CUDA_SUCCESS; }
 
 FAKE_CUDA CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   CUstream_st* s = nullptr;
   FAKE_TRY(find_stream(handle, s));
   if (s == s->context->defaults[0]) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -665,7 +686,7 @@ FAKE_CUDA CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode 
 }
 
 FAKE_CUDA CUresult cuStreamEndCapture(CUstream handle, CUgraph* out) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   CUstream_st* s = nullptr;
   FAKE_TRY(find_stream(handle, s));
   const bool intact = s->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
@@ -677,30 +698,31 @@ FAKE_CUDA CUresult cuStreamEndCapture(CUstream handle, CUgraph* out) {
 }
 
 FAKE_CUDA CUresult cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph graph, unsigned long long) {
+  note(__func__);
   *out = reinterpret_cast<CUgraphExec>(new CUgraph_st(*graph));
   return CUDA_SUCCESS;
 }
 
 FAKE_CUDA CUresult cuGraphLaunch(CUgraphExec graph, CUstream handle) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   CUstream_st* s = nullptr;
   FAKE_TRY(find_stream(handle, s));
   for (const auto& node : reinterpret_cast<CUgraph_st*>(graph)->nodes) FAKE_TRY(enqueue(s, node));
   return CUDA_SUCCESS;
 }
 
-FAKE_CUDA CUresult cuGraphExecDestroy(CUgraphExec graph) { return delete reinterpret_cast<CUgraph_st*>(graph), CUDA_SUCCESS; }
-FAKE_CUDA CUresult cuGraphDestroy(CUgraph graph) { return delete graph, CUDA_SUCCESS; }
+FAKE_CUDA CUresult cuGraphExecDestroy(CUgraphExec graph) { return note(__func__), delete reinterpret_cast<CUgraph_st*>(graph), CUDA_SUCCESS; }
+FAKE_CUDA CUresult cuGraphDestroy(CUgraph graph) { return note(__func__), delete graph, CUDA_SUCCESS; }
 
 FAKE_CUDA CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   CUstream_st* s = nullptr;
   FAKE_TRY(find_stream(handle, s));
   return enqueue(s, [=] { function(data); });
 }
 
 FAKE_CUDA CUresult cuEventCreate(CUevent* out, unsigned flags) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(need_context());
   *out = new CUevent_st{current(), (flags & CU_EVENT_DISABLE_TIMING) == 0};
   ++m().counts.events;
@@ -708,14 +730,14 @@ FAKE_CUDA CUresult cuEventCreate(CUevent* out, unsigned flags) {
 }
 
 FAKE_CUDA CUresult cuEventDestroy_v2(CUevent event) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   delete event;
   --m().counts.events;
   return CUDA_SUCCESS;
 }
 
 FAKE_CUDA CUresult cuEventRecord(CUevent event, CUstream handle) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   CUstream_st* s = nullptr;
   FAKE_TRY(find_stream(handle, s));
   if (event->context != current()) return lost(CUDA_ERROR_INVALID_HANDLE);
@@ -724,13 +746,14 @@ FAKE_CUDA CUresult cuEventRecord(CUevent event, CUstream handle) {
 }
 
 FAKE_CUDA CUresult cuEventSynchronize(CUevent event) {
-  const guard hold(m().lock);
+  const called hold(__func__);
   FAKE_TRY(unsafe_call());
   if (event->where != nullptr) run_until(event->where, *event->marks, event->marks->recorded);
   return CUDA_SUCCESS;
 }
 
 FAKE_CUDA CUresult cuEventElapsedTime(float* out, CUevent start, CUevent end) {
+  note(__func__);
   if (!start->timed || !end->timed) return CUDA_ERROR_INVALID_HANDLE;
   return *out = 1, CUDA_SUCCESS;
 }
@@ -750,4 +773,11 @@ FAKE_CUDA void fake_cuda_last_launch(fake_launch* out) {
 FAKE_CUDA void fake_cuda_fail_allocation(int64_t n) {
   const guard hold(m().lock);
   m().fail_allocation = n;
+}
+
+FAKE_CUDA void fake_cuda_note_calls(char* out, uint64_t size) {
+  const guard hold(m().lock);
+  if (out != nullptr) std::snprintf(out, size, "%s", m().noted.c_str());
+  m().noting = out == nullptr;
+  m().noted.clear();
 }

@@ -37,6 +37,8 @@ void fake_cuda_counts(fake_counts* out);
 void fake_cuda_last_launch(fake_launch* out);
 // The n-th call from now of an allocating function (device, pinned, stream order) fails; 0: none.
 void fake_cuda_fail_allocation(int64_t n);
+// With NULL: the names of all calls are kept from now on. Otherwise: writes them, a space behind each, and keeps no more.
+void fake_cuda_note_calls(char* out, uint64_t size);
 #ifdef __cplusplus
 }
 #endif

@@ -44,6 +44,7 @@ struct test_driver {
   decltype(&::fake_cuda_counts) fake_cuda_counts;
   decltype(&::fake_cuda_last_launch) fake_cuda_last_launch;
   decltype(&::fake_cuda_fail_allocation) fake_cuda_fail_allocation;
+  decltype(&::fake_cuda_note_calls) fake_cuda_note_calls;
 };
 
 template <class Function> void find_symbol(void* library, const char* name, Function& out, bool needed = true) {
@@ -68,6 +69,7 @@ inline const test_driver& cu() {
     find_symbol(library, "fake_cuda_counts", d.fake_cuda_counts, false);
     find_symbol(library, "fake_cuda_last_launch", d.fake_cuda_last_launch, false);
     find_symbol(library, "fake_cuda_fail_allocation", d.fake_cuda_fail_allocation, false);
+    find_symbol(library, "fake_cuda_note_calls", d.fake_cuda_note_calls, false);
     return d;
   }();
   return instance;

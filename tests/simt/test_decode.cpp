@@ -8,6 +8,8 @@
 #include <csignal>
 #include <cstdio>
 #include <functional>
+#include <thread>
+#include <vector>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -337,6 +339,21 @@ TEST_CASE("simt decode: how keys are split") {
   CHECK(splits_for(8, 264, 512) > 16);       // one sequence: most of the device
   CHECK(splits_for(8, 264, 512) <= 128);
   CHECK(splits_for(133, 132, 512) > 1);      // one block more than there is room for
+}
+
+// More questions than are kept, twice and in another order, get the same answers, also from another thread.
+TEST_CASE("simt decode: how keys are split is the same when it is asked again") {
+  using cqsa::gpu::decode::splits_for;
+  std::vector<int32_t> first, again;
+  for (int64_t stages = 8; stages <= 512; stages *= 2) first.push_back(splits_for(8, 264, stages));
+  for (int64_t stages = 512; stages >= 8; stages /= 2) again.insert(again.begin(), splits_for(8, 264, stages));
+  CHECK(first == again);
+  std::thread([&] {
+    again.clear();
+    for (int64_t stages = 8; stages <= 512; stages *= 2) again.push_back(splits_for(8, 264, stages));
+  }).join();
+  CHECK(first == again);
+  CHECK(splits_for(16, 264, 512) != splits_for(8, 264, 512));
 }
 
 TEST_CASE("simt decode: too little workspace is refused, rectangles go to the portable kernel") {

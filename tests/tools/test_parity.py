@@ -42,6 +42,9 @@ def test_json(run):
     lines = json_lines(run("parity", "--problem", "seqlen=40 dtype=f16 schedule=all budget=none,least", "--json", "--speed").stdout)
     assert [line["record"] for line in lines] == ["machine"] + ["trial"] * 6 + ["summary"]
     assert lines[0]["backend"] and lines[0]["date"] and lines[0]["build"]["version"]
+    seconds = lines[-1].pop("seconds")
+    assert list(seconds) == ["all", "operands", "fp64", "runs", "checks"] and all(s >= 0 for s in seconds.values())
+    assert sum(seconds.values()) - seconds["all"] <= seconds["all"] + 1e-6
     assert lines[-1] == {"record": "summary", "problems": 1, "runs": 6, "skipped": 0, "failures": 0, "pass": True}
     for trial in lines[1:-1]:
         assert trial["pass"] and 0 < trial["max_abs"] <= trial["allowed_max_abs"] and trial["cosine"] > 0.9999
@@ -109,6 +112,38 @@ def test_problem_files(run, tmp_path):
     listed = run("parity", "--problems", "my.problems", "--list", "--seed", "5").stdout.splitlines()
     assert listed == ["seqlen=4 seed=5 schedule=auto budget=none", "seqlen_k=5 seqlen_q=3 seed=77 schedule=auto budget=none"]
     assert "2 problems, 2 runs" in run("parity", "--problems", "my.problems").stdout
+
+
+def test_parts_make_up_the_set(run):
+    whole = run("parity", "--problems", "ci", "--list", "--seed", "9").stdout.splitlines()
+    parts = [run("parity", "--problems", "ci", "--list", "--seed", "9", "--part", f"{i}/3").stdout.splitlines() for i in (1, 2, 3)]
+    assert sorted(line for part in parts for line in part) == sorted(whole)
+    assert all(len(part) > len(whole) / 6 for part in parts)
+    seeds = [[int(word[5:]) for word in line.split() if word.startswith("seed=")][0] for line in parts[1]]
+    assert all((seed - 9) % 3 == 1 for seed in seeds)
+    assert run("parity", "--problem", "seqlen=4", "--part", "2/2").stdout == "0 problems, 0 runs, 0 skipped, 0 failures: PASS\n"
+    done = run("parity", "--problems", "smoke", "--part", "2/9", "--backend", "cpu", "--quiet").stdout.splitlines()
+    assert len(done) == 2 and " s: operands " in done[0] and done[1].endswith(" 0 skipped, 0 failures: PASS")
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "1", "1/", "/2", "a/b", "1/2/3", "1/2 ", "+1/2", "01/2", "-1/2", "1/99999999999"])
+def test_parts_that_are_none(run, part):
+    assert "I/N with 1 <= I <= N is wanted" in run("parity", "--problem", "seqlen=4", f"--part={part}", status=1).stderr
+
+
+# What is made by several threads is the same as by one: operands of every type and layout, with NaN where no query looks.
+@pytest.mark.parametrize("line", [
+    "seqlen=700 heads=4 kv_heads=2 head_dim=128 dtype=f16 layout=gapped causal=bottom_right rows=9",
+    "seqlen=900 heads=3 head_dim=72 dtype=bf16 layout=transposed window=40,0 rows=9",
+    "seqlen_q=3 seqlen_k=4K batch=3 heads=4 head_dim=64 dtype=bf16 dtype_kv=i8 kv_group=32 page=16 seqused=1 rows=9",
+    "seqlen=600 batch=3 heads=4 head_dim=64 dtype=f32 dtype_kv=e4m3fn scale=token varlen=1 layout=reversed rows=9",
+    "seqlen=300 heads=2 dtype=f64 mask=bhqk bias=hqk rows=9"])
+def test_threads_make_the_same_operands(run, line):
+    def numbers(threads):
+        trial = json_lines(run("parity", "--problem", line, "--json", "--threads", threads, "--backend", "cpu").stdout)[1]
+        return [trial[key] for key in ("pass", "rows", "max_abs", "allowed_max_abs", "relative_rms", "cosine")]
+
+    assert numbers("1") == numbers("5") and numbers("1")[0]
 
 
 @pytest.mark.parametrize("line, words", [
@@ -262,6 +297,7 @@ def test_selected_cells_depend_on_the_seed(run):
 @pytest.mark.parametrize("words, text", [
     (("--op", "attention-selected", "--problems", "ci"), "--problems is nothing that --op attention-selected has"),
     (("--op", "attention-selected", "--list"), "--list is nothing that"),
+    (("--op", "attention-selected", "--part", "1/2"), "--part is nothing that"),
     (("--op", "attention-selected", "100", "--kv", "f64"), "f16, int8 or f16,int8 is wanted"),
     (("--op", "attention-selected", "100", "1000000"), "the number of queries is 1000000, wanted 1 to 65536"),
     (("--op", "attention", "8192"), "a context is nothing that --op attention has"),

@@ -2,18 +2,16 @@
 #include "check.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <exception>
 #include <initializer_list>
 #include <limits>
 #include <mutex>
 #include <stdexcept>
-#include <thread>
 #include <vector>
 
 #include "elements.h"
 #include "interrupt.h"
+#include "parallel.h"
 
 namespace tool {
 namespace {
@@ -314,31 +312,6 @@ check_report report_of(const totals& t, const problem& x, int64_t rows, double t
 
 }  // namespace
 
-namespace {
-
-// body(i) for each i in [0, count), by several threads; the first exception comes out.
-void in_parallel(std::size_t count, int threads, const std::function<void(std::size_t)>& body) {
-  std::atomic<std::size_t> next{0};
-  std::mutex lock;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    try {
-      for (std::size_t i; (i = next++) < count;) body(i);
-    } catch (...) {
-      const std::lock_guard guard(lock);
-      failure = std::current_exception();
-    }
-  };
-  {
-    std::vector<std::jthread> workers;
-    for (int i = 1; i < threads; ++i) workers.emplace_back(work);
-    work();
-  }
-  if (failure) std::rethrow_exception(failure);
-}
-
-}  // namespace
-
 check_report check_rows(const cqsa_attention_params& params, const cqsa_attention_args& args, int64_t rows, uint64_t seed,
                         int threads, const std::function<void()>& now_and_then) {
   const problem x{params, args, now_and_then};
@@ -408,7 +381,7 @@ std::vector<bool> seen_keys(const cqsa_attention_params& params, const cqsa_atte
     };
     if (!args.mask) mark(keys.first, keys.last);
     for (int64_t j = keys.first; args.mask && j < keys.last; ++j)
-      if (value(*args.mask, {r.batch, r.head, r.i, j}) != 0) mark(j, j + 1);
+      if (*address(*args.mask, {r.batch, r.head, r.i, j}) != std::byte{0}) mark(j, j + 1);
   }
   for (const keys_of_head& head : heads) {
     int64_t queries = 0, index[4] = {};

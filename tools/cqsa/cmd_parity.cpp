@@ -2,7 +2,9 @@
 // cqsa parity: problems from a file, each run in every way that its line asks for and compared with fp64; timed on request,
 // but never without the check.
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -25,7 +27,7 @@ namespace {
 constexpr std::size_t kLongestFile = 10'000'000;
 
 struct parity_options {
-  std::string op = "attention", problems, backend = "auto", report, memory;
+  std::string op = "attention", problems, backend = "auto", report, memory, part;
   std::vector<std::string> lines;
   uint64_t seed = 1;
   int32_t threads = 0;
@@ -59,6 +61,19 @@ std::vector<problem_line> completed(std::vector<problem_line> lines, const parit
   return lines;
 }
 
+// "2/3": the second, fifth, eighth .. of the lines, so that each part has its share of what takes long.
+std::vector<problem_line> part_of(const std::vector<problem_line>& lines, const std::string& part) {
+  if (part.empty()) return lines;
+  const std::vector<std::string> numbers = split(part, '/');
+  const auto number = [&](std::size_t i) { return i < numbers.size() && numbers[i].size() < 7 ? std::strtol(numbers[i].c_str(), nullptr, 10) : 0; };
+  const long first = number(0), parts = number(1);
+  if (numbers.size() != 2 || part != fmt::format("{}/{}", first, parts) || first < 1 || first > parts)
+    throw std::runtime_error(fmt::format("--part \"{}\": I/N with 1 <= I <= N is wanted", part));
+  std::vector<problem_line> chosen;
+  for (std::size_t i = static_cast<std::size_t>(first) - 1; i < lines.size(); i += static_cast<std::size_t>(parts)) chosen.push_back(lines[i]);
+  return chosen;
+}
+
 void list_runs(const std::vector<problem_line>& lines) {
   for (problem_line line : lines) {
     const problem_spec spec = parse_problem(line);
@@ -78,8 +93,9 @@ void list_runs(const std::vector<problem_line>& lines) {
 class parity_output {
  public:
   parity_output(const parity_options& options, const cqsa_context* context) : options_(options) {
-    report_ = fmt::format("cqsa parity --op {} --problems {} --backend {} --seed {}\n\n{}\n", options.op,
+    report_ = fmt::format("cqsa parity --op {} --problems {}{} --backend {} --seed {}\n\n{}\n", options.op,
                           options.lines.empty() ? options.problems.empty() ? "smoke" : options.problems : "(from --problem)",
+                          options.part.empty() ? "" : " --part " + options.part,
                           options.backend, options.seed, machine_text(context));
     if (options.json) fmt::print("{}\n", dump(machine_json(context)));
   }
@@ -99,15 +115,22 @@ class parity_output {
     std::fflush(stdout);
   }
 
+  void add(const stage_seconds& seconds) { seconds_.add(seconds); }
+
   int finish(std::size_t problems) {
+    const double all = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
     const std::string summary = fmt::format("{} problems, {} runs, {} skipped, {} failures: {}", problems, runs_, skipped_, failures_,
                                             failures_ ? "FAIL" : "PASS");
-    report_ += "\n" + summary + "\n";
+    const std::string times = fmt::format("{:.1f} s: operands {:.1f}, fp64 {:.1f}, runs {:.1f}, checks {:.1f}", all, seconds_.operands,
+                                          seconds_.reference, seconds_.runs, seconds_.checks);
+    report_ += "\n" + summary + "\n" + times + "\n";
     if (options_.json)
       fmt::print("{}\n", dump({{"record", "summary"}, {"problems", problems}, {"runs", runs_}, {"skipped", skipped_},
-                               {"failures", failures_}, {"pass", failures_ == 0}}));
+                               {"failures", failures_}, {"pass", failures_ == 0},
+                               {"seconds", {{"all", all}, {"operands", seconds_.operands}, {"fp64", seconds_.reference},
+                                            {"runs", seconds_.runs}, {"checks", seconds_.checks}}}}));
     else
-      fmt::print("{}\n", summary);
+      fmt::print("{}{}\n", options_.quiet ? times + "\n" : "", summary);
     if (!options_.report.empty()) write_report();
     return failures_ == 0 ? kExitOk : kExitCheckFailed;
   }
@@ -130,6 +153,8 @@ class parity_output {
   const parity_options& options_;
   std::string report_;
   int64_t runs_ = 0, skipped_ = 0, failures_ = 0;
+  stage_seconds seconds_;
+  std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
 };
 
 trial_report failed(const problem_line& line, const std::string& why) {
@@ -158,6 +183,7 @@ void run_problem(cqsa_context* context, const problem_line& line, const parity_o
         ran |= !report.skipped;
         output.add(report);
       }
+  output.add(trials->seconds());
   if (!ran && trials->computes_f64()) output.add(failed(line, "the backend has no schedule for this problem"));
 }
 
@@ -171,6 +197,7 @@ int run_selected(const parity_options& options) {
   refuse(!options.lines.empty(), "--problem", options.op);
   refuse(!options.memory.empty(), "--memory", options.op);
   refuse(options.list, "--list", options.op);
+  refuse(!options.part.empty(), "--part", options.op);
   selected_options selected;
   if (options.context != 0) selected.contexts = {options.context};
   selected.queries = options.queries;
@@ -189,7 +216,7 @@ int run_parity(const parity_options& options) {
   refuse(options.queries != 0, "--queries", options.op);
   refuse(options.samples != 0, "--samples", options.op);
   refuse(!options.kv.empty(), "--kv", options.op);
-  const std::vector<problem_line> lines = completed(read_problems(options), options);
+  const std::vector<problem_line> lines = part_of(completed(read_problems(options), options), options.part);
   if (options.list) {
     list_runs(lines);
     return kExitOk;
@@ -213,6 +240,7 @@ void add_parity(CLI::App& app, int& status) {
   command.add_option("--kv", options->kv, "attention-selected: f16, int8 or f16,int8 (default)")->type_name("LIST");
   command.add_option("--problems", options->problems, "smoke (default), ci, gpu, all, or a file with a problem on each line")->type_name("SET");
   command.add_option("--problem", options->lines, "one problem: 'key=value key=value ..'; may be given again")->type_name("LINE");
+  command.add_option("--part", options->part, "only every Nth line, from the Ith on; all N parts together are the set")->type_name("I/N");
   command.add_option("--backend", options->backend, "auto, cpu, cuda, hip or the name of a plugin")->type_name("NAME");
   command.add_option("--memory", options->memory, "where operands are: pageable, pinned, device, kv_pinned, kv_pageable, all, all_kv")->type_name("LIST");
   command.add_option("--threads", options->threads, "host threads; default: one per core")->check(CLI::NonNegativeNumber);
@@ -221,7 +249,7 @@ void add_parity(CLI::App& app, int& status) {
   command.add_flag("--list", options->list, "print one line for each run, and run nothing");
   command.add_flag("--speed", options->speed, "also time every run that is right");
   command.add_flag("--json", options->json, "print JSON lines: machine, trials, summary");
-  command.add_flag("--quiet", options->quiet, "print failures and the summary only");
+  command.add_flag("--quiet", options->quiet, "print failures, where the time went, and the summary only");
   command.callback([options, &status] { status = run_parity(*options); });
 }
 

@@ -179,20 +179,22 @@ std::unique_ptr<device_memory> open_device_memory(const std::string& backend) {
   return std::make_unique<fake_memory>(fmt::format("{}/libcqsa_{}.so", folder, backend));
 }
 
-void device_buffer::write(const void* from) {
-  if (bytes_ == 0) return;
+void device_buffer::write_part(uint64_t offset, const void* from, uint64_t bytes) {
+  if (bytes == 0) return;
+  void* const to = static_cast<std::byte*>(memory_) + offset;
   if (pinned_)
-    std::memcpy(memory_, from, bytes_);
+    std::memcpy(to, from, bytes);
   else
-    from_->upload(memory_, from, bytes_);
+    from_->upload(to, from, bytes);
 }
 
-void device_buffer::read(void* to) const {
-  if (bytes_ == 0) return;
+void device_buffer::read_part(uint64_t offset, void* to, uint64_t bytes) const {
+  if (bytes == 0) return;
+  const void* const from = static_cast<const std::byte*>(memory_) + offset;
   if (pinned_)
-    std::memcpy(to, memory_, bytes_);
+    std::memcpy(to, from, bytes);
   else
-    from_->download(to, memory_, bytes_);
+    from_->download(to, from, bytes);
 }
 
 }  // namespace tool

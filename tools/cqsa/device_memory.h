@@ -52,8 +52,11 @@ class device_buffer {
 
   void* address() const { return memory_; }
   uint64_t bytes() const { return bytes_; }
-  void write(const void* from);
-  void read(void* to) const;
+  void write(const void* from) { write_part(0, from, bytes_); }
+  void read(void* to) const { read_part(0, to, bytes_); }
+  void write_part(uint64_t offset, const void* from, uint64_t bytes);
+  void read_part(uint64_t offset, void* to, uint64_t bytes) const;
+  const void* host_address() const { return pinned_ ? memory_ : nullptr; }  // where the host may read it in place
 
  private:
   device_memory* from_ = nullptr;

@@ -2,6 +2,7 @@
 #include "elements.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -33,15 +34,28 @@ constexpr element_type kTypes[] = {
     {CQSA_DTYPE_NONE, "e8m0fnu", "F8_E8M0", nullptr, 1},
 };
 
+// 2^exponent: what ldexp(1, exponent) is, without the call. Millions of operands are made of it.
+double power_of_two(int exponent) {
+  if (exponent < -1022 || exponent > 1023) return std::ldexp(1.0, exponent);
+  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+}
+
+// What ilogb() is of a finite value above 0.
+int exponent_of(double value) {
+  const auto biased = static_cast<int>(std::bit_cast<uint64_t>(value) >> 52 & 0x7FF);
+  return biased == 0 ? std::ilogb(value) : biased - 1023;
+}
+
 // Layout of a small floating-point type.
 struct float_layout {
   int exponent_bits, mantissa_bits, bias;
   bool has_infinity;  // false (e4m3fn): the top exponent holds numbers, and only its last code is NaN
+  double largest;     // finite
 };
-constexpr float_layout kF16{5, 10, 15, true};
-constexpr float_layout kBf16{8, 7, 127, true};
-constexpr float_layout kE4m3fn{4, 3, 7, false};
-constexpr float_layout kE5m2{5, 2, 15, true};
+constexpr float_layout kF16{5, 10, 15, true, 65504};
+constexpr float_layout kBf16{8, 7, 127, true, 0x1.FEp127};
+constexpr float_layout kE4m3fn{4, 3, 7, false, 448};
+constexpr float_layout kE5m2{5, 2, 15, true, 57344};
 
 double decode_small(unsigned code, float_layout layout) {
   const int m = layout.mantissa_bits;
@@ -64,10 +78,22 @@ unsigned encode_small(double value, float_layout layout) {
   if (std::isnan(value)) return top | ((1u << m) - 1);
   if (std::isinf(value)) return sign | top;
   const double size = std::fabs(value);
-  if (size < std::ldexp(1.0, 1 - layout.bias)) return sign | static_cast<unsigned>(std::ldexp(size, layout.bias - 1 + m));
-  const int exponent = std::ilogb(size);
-  const auto mantissa = static_cast<unsigned>(std::ldexp(size, m - exponent)) - (1u << m);
+  if (size < power_of_two(1 - layout.bias)) return sign | static_cast<unsigned>(size * power_of_two(layout.bias - 1 + m));
+  const int exponent = exponent_of(size);
+  const auto mantissa = static_cast<unsigned>(size * power_of_two(m - exponent)) - (1u << m);
   return sign | static_cast<unsigned>(exponent + layout.bias) << m | mantissa;
+}
+
+// What round_to() and then encode_small() say, in one go where the result is an ordinary number, as nearly all are: the bits of a double
+// from the exponent on, cut to the mantissa's length (ties to even) and moved to the type's bias.
+unsigned encode_rounded(cqsa_dtype dtype, double value, float_layout layout) {
+  const double size = std::fabs(value), smallest = power_of_two(1 - layout.bias);
+  if (!(size >= smallest && size <= layout.largest)) return encode_small(round_to(dtype, value), layout);
+  const int m = layout.mantissa_bits, cut = 52 - m;
+  const auto bits = std::bit_cast<uint64_t>(size);
+  const uint64_t rounded = (bits + (uint64_t{1} << (cut - 1)) - 1 + (bits >> cut & 1)) >> cut;
+  const unsigned sign = std::signbit(value) ? 1u << (m + layout.exponent_bits) : 0;
+  return sign | static_cast<unsigned>(rounded - (static_cast<uint64_t>(1023 - layout.bias) << m));
 }
 
 // All values of a type of at most 16 bits; floats hold them exactly.
@@ -116,10 +142,10 @@ struct rounding {
 };
 rounding rounding_of(cqsa_dtype dtype) {
   switch (dtype) {
-    case CQSA_DTYPE_F16: return {10, -14, 65504.0};
-    case CQSA_DTYPE_BF16: return {7, -126, std::ldexp(255.0, 120)};
-    case CQSA_DTYPE_E4M3FN: return {3, -6, 448.0};
-    case CQSA_DTYPE_E5M2: return {2, -14, 57344.0};
+    case CQSA_DTYPE_F16: return {10, -14, kF16.largest};
+    case CQSA_DTYPE_BF16: return {7, -126, kBf16.largest};
+    case CQSA_DTYPE_E4M3FN: return {3, -6, kE4m3fn.largest};
+    case CQSA_DTYPE_E5M2: return {2, -14, kE5m2.largest};
     case CQSA_DTYPE_F32: return {23, -126, std::numeric_limits<float>::max()};
     default: return {52, -1022, std::numeric_limits<double>::max()};
   }
@@ -183,10 +209,10 @@ void encode(cqsa_dtype dtype, double value, std::byte* element) {
   switch (dtype) {
     case CQSA_DTYPE_F64: return store(value, element);
     case CQSA_DTYPE_F32: return store(static_cast<float>(value), element);
-    case CQSA_DTYPE_F16: return store(static_cast<uint16_t>(encode_small(round_to(dtype, value), kF16)), element);
-    case CQSA_DTYPE_BF16: return store(static_cast<uint16_t>(encode_small(round_to(dtype, value), kBf16)), element);
-    case CQSA_DTYPE_E4M3FN: return store(static_cast<uint8_t>(encode_small(round_to(dtype, value), kE4m3fn)), element);
-    case CQSA_DTYPE_E5M2: return store(static_cast<uint8_t>(encode_small(round_to(dtype, value), kE5m2)), element);
+    case CQSA_DTYPE_F16: return store(static_cast<uint16_t>(encode_rounded(dtype, value, kF16)), element);
+    case CQSA_DTYPE_BF16: return store(static_cast<uint16_t>(encode_rounded(dtype, value, kBf16)), element);
+    case CQSA_DTYPE_E4M3FN: return store(static_cast<uint8_t>(encode_rounded(dtype, value, kE4m3fn)), element);
+    case CQSA_DTYPE_E5M2: return store(static_cast<uint8_t>(encode_rounded(dtype, value, kE5m2)), element);
     case CQSA_DTYPE_I64: return store(static_cast<int64_t>(value), element);
     case CQSA_DTYPE_I32: return store(static_cast<int32_t>(value), element);
     case CQSA_DTYPE_I8: return store(static_cast<int8_t>(value), element);
@@ -198,8 +224,8 @@ void encode(cqsa_dtype dtype, double value, std::byte* element) {
 
 double ulp(cqsa_dtype dtype, double magnitude) {
   const rounding r = rounding_of(dtype);
-  const int exponent = magnitude > 0 && std::isfinite(magnitude) ? std::ilogb(magnitude) : r.min_exponent;
-  return std::ldexp(1.0, std::max(exponent, r.min_exponent) - r.mantissa_bits);
+  const int exponent = magnitude > 0 && std::isfinite(magnitude) ? exponent_of(magnitude) : r.min_exponent;
+  return power_of_two(std::max(exponent, r.min_exponent) - r.mantissa_bits);
 }
 
 double round_to(cqsa_dtype dtype, double value) {

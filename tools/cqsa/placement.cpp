@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "placement.h"
 
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 namespace tool {
 
@@ -60,14 +62,27 @@ void placed_operands::collect_results() {
       found->second.buffer.read(slot.array->data());
 }
 
+namespace {
+
+// Whether the buffer still holds the bytes of the array: pinned memory where it is, the device's in pieces.
+bool holds(const device_buffer& buffer, const std::byte* bytes, std::vector<std::byte>& piece) {
+  if (buffer.host_address()) return std::memcmp(buffer.host_address(), bytes, buffer.bytes()) == 0;
+  for (uint64_t done = 0; done < buffer.bytes(); done += piece.size()) {
+    const uint64_t count = std::min<uint64_t>(piece.size(), buffer.bytes() - done);
+    buffer.read_part(done, piece.data(), count);
+    if (std::memcmp(piece.data(), bytes + done, count) != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 std::string placed_operands::damage() const {
-  std::vector<std::byte> now;
+  std::vector<std::byte> piece(std::size_t{8} << 20);
   for (const problem_data::slot& slot : data_.slots()) {
     const auto found = placed_.find(slot.number);
     if (slot.is_result || found == placed_.end()) continue;
-    now.resize(slot.array->bytes());
-    found->second.buffer.read(now.data());
-    if (std::memcmp(now.data(), slot.array->data(), now.size()) != 0) return std::string("the input ") + slot.name + " was changed";
+    if (!holds(found->second.buffer, slot.array->data(), piece)) return std::string("the input ") + slot.name + " was changed";
   }
   return "";
 }

@@ -2,6 +2,7 @@
 #include "problem_data.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -11,12 +12,14 @@
 #include "check.h"
 #include "elements.h"
 #include "library.h"
+#include "parallel.h"
 
 namespace tool {
 namespace {
 
 constexpr std::byte kGuard{0xCB};
 constexpr int64_t kGuardBytes = 512, kGap = 3;  // gap: elements after each row
+constexpr int64_t kBlockElements = 1 << 17, kBlockBytes = 1 << 20;  // that a thread takes at a time: about a millisecond
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 constexpr const cqsa_tensor* cqsa_attention_args::* kFields[] = {
@@ -89,39 +92,93 @@ const std::byte* guarded_array::at(int64_t n) const {
 double guarded_array::get(int64_t n) const { return decode(dtype_, at(n)); }
 void guarded_array::set(int64_t n, double value) { encode(dtype_, value, at(n)); }
 
-void guarded_array::fill(uint64_t seed, double range) {
-  const random_buffer random(seed);
-  const int64_t elements = count();
-  for (int64_t n = 0; n < elements; ++n) {
-    const auto index = static_cast<uint64_t>(n);
-    if (dtype_ == CQSA_DTYPE_I8)
-      *at(n) = static_cast<std::byte>(random.bits(index) >> 56);
-    else
-      set(n, random.unit(index) * range);
+void guarded_array::set_some(int64_t first, int64_t count, double value) {
+  std::byte code[8];
+  encode(dtype_, value, code);
+  for (int64_t n = first; n < first + count;) {
+    std::byte* to = at(n);
+    for (int64_t end = std::min(first + count, n - n % width() + width()); n < end; ++n, to += step_bytes())
+      std::memcpy(to, code, static_cast<std::size_t>(element_bytes_));
   }
 }
 
-void guarded_array::poison() {
-  const int64_t elements = count();
-  for (int64_t n = 0; n < elements; ++n) std::memset(at(n), 0xFF, static_cast<std::size_t>(element_bytes_));
+void guarded_array::for_rows(int threads, const std::function<void(int64_t, const std::byte*)>& body) const {
+  const int64_t row = width(), rows = row > 0 ? count() / row : 0;
+  in_blocks(rows, kBlockElements / std::max<int64_t>(row, 1), threads, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) body(r * row, at(r * row));
+  });
 }
 
-bool guarded_array::guards_intact() const {
+void guarded_array::fill(uint64_t seed, double range, int threads) {
+  const random_buffer random(seed);
+  for_rows(threads, [&](int64_t first, const std::byte* row) {
+    std::byte* to = const_cast<std::byte*>(row);
+    for (int64_t n = first; n < first + width(); ++n, to += step_bytes()) {
+      const auto index = static_cast<uint64_t>(n);
+      if (dtype_ == CQSA_DTYPE_I8)
+        *to = static_cast<std::byte>(random.bits(index) >> 56);
+      else
+        encode(dtype_, random.unit(index) * range, to);
+    }
+  });
+}
+
+namespace {
+
+// The elements of a row to one byte each of theirs.
+void set_row(std::byte* row, int64_t width, int64_t step, int64_t element, int value) {
+  if (step == element) return void(std::memset(row, value, static_cast<std::size_t>(width * element)));
+  for (int64_t d = 0; d < width; ++d) std::memset(row + d * step, value, static_cast<std::size_t>(element));
+}
+
+}  // namespace
+
+void guarded_array::poison(int threads) {
+  for_rows(threads, [&](int64_t, const std::byte* row) { set_row(const_cast<std::byte*>(row), width(), step_bytes(), element_bytes_, 0xFF); });
+}
+
+bool guarded_array::guards_intact(int threads) const {
   std::vector<std::byte> rest = memory_;
-  const int64_t elements = count();
-  for (int64_t n = 0; n < elements; ++n)
-    std::memset(rest.data() + (at(n) - memory_.data()), static_cast<int>(kGuard), static_cast<std::size_t>(element_bytes_));
-  return std::all_of(rest.begin(), rest.end(), [](std::byte b) { return b == kGuard; });
+  for_rows(threads, [&](int64_t, const std::byte* row) {
+    set_row(rest.data() + (row - memory_.data()), width(), step_bytes(), element_bytes_, static_cast<int>(kGuard));
+  });
+  std::atomic<bool> intact{true};
+  in_blocks(static_cast<int64_t>(rest.size()), kBlockBytes, threads, [&](int64_t begin, int64_t end) {
+    if (!std::all_of(rest.begin() + begin, rest.begin() + end, [](std::byte b) { return b == kGuard; })) intact = false;
+  });
+  return intact;
 }
 
-uint64_t guarded_array::checksum() const {
+bool guarded_array::has_nan(int threads) const {
+  std::atomic<bool> found{false};
+  for_rows(threads, [&](int64_t, const std::byte* row) {
+    for (int64_t d = 0; d < width(); ++d)
+      if (std::isnan(decode(dtype_, row + d * step_bytes()))) found = true;
+  });
+  return found;
+}
+
+namespace {
+
+uint64_t checksum_of(const std::byte* from, std::size_t bytes) {
   uint64_t sum = 0xCBF29CE484222325;  // FNV-1a over words
-  for (std::size_t i = 0; i < memory_.size(); i += 8) {
+  for (std::size_t i = 0; i < bytes; i += 8) {
     uint64_t word = 0;
-    std::memcpy(&word, memory_.data() + i, std::min<std::size_t>(8, memory_.size() - i));
+    std::memcpy(&word, from + i, std::min<std::size_t>(8, bytes - i));
     sum = (sum ^ word) * 0x100000001B3;
   }
   return sum;
+}
+
+}  // namespace
+
+// Of the checksums of its blocks.
+uint64_t guarded_array::checksum(int threads) const {
+  std::vector<uint64_t> sums((memory_.size() + kBlockBytes - 1) / kBlockBytes);
+  in_blocks(static_cast<int64_t>(memory_.size()), kBlockBytes, threads, [&](int64_t begin, int64_t end) {
+    sums[static_cast<std::size_t>(begin / kBlockBytes)] = checksum_of(memory_.data() + begin, static_cast<std::size_t>(end - begin));
+  });
+  return checksum_of(reinterpret_cast<const std::byte*>(sums.data()), sums.size() * sizeof(uint64_t));
 }
 
 const cqsa_tensor* guarded_array::tensor() {
@@ -179,8 +236,8 @@ void problem_data::make_keys() {
   std::vector<int64_t> axes = {p.batch, p.num_kv_heads, p.seqlen_k};
   if (spec_.varlen) axes = {total_k_, p.num_kv_heads};
   if (p.page_size > 0) axes = {p.num_pages, p.page_size, p.num_kv_heads};
-  make(kK, p.dtype_kv, with(axes, p.head_dim), true).fill(seed_of(kK), spec_.range);
-  make(kV, p.dtype_kv, with(axes, p.head_dim_v), true).fill(seed_of(kV), spec_.range);
+  make(kK, p.dtype_kv, with(axes, p.head_dim), true).fill(seed_of(kK), spec_.range, threads_);
+  make(kV, p.dtype_kv, with(axes, p.head_dim_v), true).fill(seed_of(kV), spec_.range, threads_);
   make_scales(kKScale, p.scale_k, axes, p.head_dim);
   make_scales(kVScale, p.scale_v, axes, p.head_dim_v);
   if (!spec_.seqused) return;
@@ -220,19 +277,19 @@ void problem_data::make_extras() {
     guarded_array& mask = make(kMask, CQSA_DTYPE_BOOL, plane(spec_.mask_broadcast));
     for (int64_t n = 0; n < mask.count(); ++n) mask.set(n, random.chance(75));
   }
-  if (spec_.bias) make(kBias, p.dtype_bias, plane(spec_.bias_broadcast)).fill(seed_of(kBias), 3);
+  if (spec_.bias) make(kBias, p.dtype_bias, plane(spec_.bias_broadcast)).fill(seed_of(kBias), 3, threads_);
   if (spec_.alibi) {
     guarded_array& slopes = make(kSlopes, CQSA_DTYPE_F32, spec_.alibi_per_sequence ? std::vector{p.batch, p.num_heads} : std::vector{p.num_heads});
-    slopes.fill(seed_of(kSlopes), 0.25);
+    slopes.fill(seed_of(kSlopes), 0.25, threads_);
   }
-  if (spec_.sinks) make(kSinks, CQSA_DTYPE_F32, {p.num_heads}).fill(seed_of(kSinks), 4);
+  if (spec_.sinks) make(kSinks, CQSA_DTYPE_F32, {p.num_heads}).fill(seed_of(kSinks), 4, threads_);
 }
 
 void problem_data::make_queries() {
   const cqsa_attention_params& p = params_;
   std::vector<int64_t> axes = {p.batch, p.num_heads, p.seqlen_q};
   if (spec_.varlen) axes = {total_q_, p.num_heads};
-  make(kQ, p.dtype_q, with(axes, p.head_dim), true).fill(seed_of(kQ), spec_.range);
+  make(kQ, p.dtype_q, with(axes, p.head_dim), true).fill(seed_of(kQ), spec_.range, threads_);
   make(kOut, p.dtype_out, with(axes, p.head_dim_v), true);
   if (spec_.varlen) std::swap(axes[0], axes[1]);
   if (spec_.lse) make(kLse, p.dtype_q == CQSA_DTYPE_F64 ? CQSA_DTYPE_F64 : CQSA_DTYPE_F32, axes);
@@ -247,16 +304,20 @@ void problem_data::plant_nan() {
     if (!array.present() || array.dtype() == CQSA_DTYPE_I8 || key_rows == 0 || array.count() < key_rows) continue;
     const bool own = w == kK || w == kV || (w == kKScale ? params_.scale_k : params_.scale_v) >= CQSA_SCALE_TOKEN;
     const int64_t width = array.count() / key_rows;
-    for (int64_t row = 0; own && row < key_rows; ++row)
-      for (int64_t d = 0; d < width && !seen[static_cast<std::size_t>(row)]; ++d) array.set(row * width + d, kNan);
+    in_blocks(own ? key_rows : 0, kBlockElements / std::max<int64_t>(width, 1), threads_, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row)
+        if (!seen[static_cast<std::size_t>(row)]) array.set_some(row * width, width, kNan);
+    });
   }
   if (!spec_.varlen) return;
   guarded_array& q = arrays_[kQ];
   const int64_t width = params_.num_heads * params_.head_dim;
-  for (int64_t n = static_cast<int64_t>(arrays_[kCuQ].get(params_.batch)) * width; n < q.count(); ++n) q.set(n, kNan);
+  const int64_t first = static_cast<int64_t>(arrays_[kCuQ].get(params_.batch)) * width;
+  q.set_some(first, q.count() - first, kNan);
 }
 
-problem_data::problem_data(const cqsa_context* context, const problem_spec& spec) : spec_(spec), params_(spec.params) {
+problem_data::problem_data(const cqsa_context* context, const problem_spec& spec, int threads)
+    : spec_(spec), threads_(threads), params_(spec.params) {
   make_lengths();
   make_pages();
   make_keys();
@@ -265,7 +326,7 @@ problem_data::problem_data(const cqsa_context* context, const problem_spec& spec
   const cqsa_attention_args all = args();
   require(cqsa_attention_params_of(context, &all, &params_));
   plant_nan();
-  for (int i = 0; i < kOut; ++i) checksums_[static_cast<std::size_t>(i)] = arrays_[static_cast<std::size_t>(i)].checksum();
+  for (int i = 0; i < kOut; ++i) checksums_[static_cast<std::size_t>(i)] = arrays_[static_cast<std::size_t>(i)].checksum(threads_);
 }
 
 cqsa_attention_args problem_data::args() {
@@ -284,24 +345,19 @@ std::vector<problem_data::slot> problem_data::slots() {
 }
 
 void problem_data::poison_results() {
-  arrays_[kOut].poison();
-  arrays_[kLse].poison();
+  arrays_[kOut].poison(threads_);
+  arrays_[kLse].poison(threads_);
 }
 
 std::string problem_data::damage() const {
   for (std::size_t i = 0; i < kCount; ++i) {
-    if (i >= kOut && arrays_[i].present() && !arrays_[i].guards_intact())
+    if (i >= kOut && arrays_[i].present() && !arrays_[i].guards_intact(threads_))
       return std::string("bytes around or between the elements of ") + kNames[i] + " were written";
-    if (i < kOut && arrays_[i].checksum() != checksums_[i]) return std::string("the input ") + kNames[i] + " was changed";
+    if (i < kOut && arrays_[i].checksum(threads_) != checksums_[i]) return std::string("the input ") + kNames[i] + " was changed";
   }
   return "";
 }
 
-bool problem_data::nan_in_results() const {
-  for (const which w : {kOut, kLse})
-    for (int64_t n = 0; n < arrays_[w].count(); ++n)
-      if (std::isnan(arrays_[w].get(n))) return true;
-  return false;
-}
+bool problem_data::nan_in_results() const { return arrays_[kOut].has_nan(threads_) || arrays_[kLse].has_nan(threads_); }
 
 }  // namespace tool

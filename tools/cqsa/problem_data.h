@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -42,15 +43,21 @@ class guarded_array {
   // By row-major number of the element.
   double get(int64_t n) const;
   void set(int64_t n, double value);
-  void fill(uint64_t seed, double range);  // [-range, range); i8: every code
-  void poison();                           // every element to 0xFF bytes, which is NaN in every floating-point type
-  bool guards_intact() const;
-  uint64_t checksum() const;
+  void set_some(int64_t first, int64_t count, double value);
+  void fill(uint64_t seed, double range, int threads);  // [-range, range); i8: every code
+  void poison(int threads);  // every element to 0xFF bytes, which is NaN in every floating-point type
+  bool guards_intact(int threads) const;
+  bool has_nan(int threads) const;
+  uint64_t checksum(int threads) const;
   const cqsa_tensor* tensor();  // nullptr when absent; valid until the array moves
 
  private:
   void place_axes(memory_layout layout);
   const std::byte* at(int64_t n) const;
+  int64_t width() const { return shape_.empty() ? 1 : shape_.back(); }
+  int64_t step_bytes() const { return shape_.empty() ? element_bytes_ : strides_.back() * element_bytes_; }
+  // body(number of the first element, its address) for the rows of the last axis, in several threads.
+  void for_rows(int threads, const std::function<void(int64_t, const std::byte*)>& body) const;
   std::byte* at(int64_t n) { return const_cast<std::byte*>(static_cast<const guarded_array*>(this)->at(n)); }
 
   cqsa_dtype dtype_ = CQSA_DTYPE_NONE;
@@ -63,7 +70,7 @@ class guarded_array {
 // All operands of a problem. NaN lies in keys and values that no query may see, in rows past the last segment, and in gaps.
 class problem_data {
  public:
-  problem_data(const cqsa_context* context, const problem_spec& spec);
+  problem_data(const cqsa_context* context, const problem_spec& spec, int threads);
 
   const cqsa_attention_params& params() const { return params_; }  // complete but for schedule and budget
   cqsa_attention_args args();
@@ -93,6 +100,7 @@ class problem_data {
   void plant_nan();
 
   const problem_spec& spec_;
+  int threads_;
   cqsa_attention_params params_;
   std::array<guarded_array, kCount> arrays_;
   std::array<uint64_t, kCount> checksums_{};

@@ -5,13 +5,13 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
-#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "interrupt.h"
 #include "library.h"
+#include "parallel.h"
 #include "sizes.h"
 
 namespace tool {
@@ -20,8 +20,6 @@ namespace {
 struct wrong_result : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-
-int threads_of(int asked) { return asked > 0 ? asked : static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
 
 const char* schedule_name(int32_t schedule) {
   constexpr const char* names[] = {"auto", "direct", "stream", "cqs"};
@@ -49,32 +47,42 @@ class guarded_workspace {
   // device nullptr: host memory.
   guarded_workspace(const cqsa_plan* plan, device_memory* device) {
     require(cqsa_workspace_query(plan, &bytes_));
-    memory_.assign(bytes_ + 2 * kGuardBytes + CQSA_WORKSPACE_ALIGNMENT, kGuard);
-    if (device) buffer_ = device_buffer(*device, memory_.size(), false);
+    const uint64_t all = bytes_ + 2 * kGuardBytes + CQSA_WORKSPACE_ALIGNMENT;
+    if (device) buffer_ = device_buffer(*device, all, false);
+    if (!device) memory_.resize(all);
     const auto address = reinterpret_cast<std::uintptr_t>(start()) + kGuardBytes;
     first_ = kGuardBytes + (CQSA_WORKSPACE_ALIGNMENT - address % CQSA_WORKSPACE_ALIGNMENT) % CQSA_WORKSPACE_ALIGNMENT;
-    std::memset(memory_.data() + first_, 0xFF, bytes_);
-    if (device) buffer_.write(memory_.data());
+    fill(0, first_, kGuard);
+    fill(first_, bytes_, 0xFF);
+    fill(first_ + bytes_, all - first_ - bytes_, kGuard);
     require(cqsa_workspace_init(plan, data(), bytes_));
   }
   unsigned char* data() { return static_cast<unsigned char*>(start()) + first_; }
   uint64_t bytes() const { return bytes_; }
-  bool guards_intact() {
-    if (buffer_.address()) buffer_.read(memory_.data());
-    const auto guard = [](unsigned char c) { return c == kGuard; };
-    const auto first = static_cast<std::ptrdiff_t>(first_), last = first + static_cast<std::ptrdiff_t>(bytes_);
-    return std::all_of(memory_.begin(), memory_.begin() + first, guard) && std::all_of(memory_.begin() + last, memory_.end(), guard);
-  }
+  bool guards_intact() { return is_guard(0, first_) && is_guard(first_ + bytes_, 2 * kGuardBytes + CQSA_WORKSPACE_ALIGNMENT - first_); }
 
  private:
   void* start() { return buffer_.address() ? buffer_.address() : memory_.data(); }
 
-  static constexpr uint64_t kGuardBytes = 4096;
+  void fill(uint64_t offset, uint64_t bytes, unsigned char value) {
+    if (!buffer_.address()) return void(std::memset(memory_.data() + offset, value, bytes));
+    const std::vector<unsigned char> piece(std::min<uint64_t>(bytes, kPieceBytes), value);
+    for (uint64_t done = 0; done < bytes; done += piece.size())
+      buffer_.write_part(offset + done, piece.data(), std::min<uint64_t>(piece.size(), bytes - done));
+  }
+
+  bool is_guard(uint64_t offset, uint64_t bytes) {
+    std::vector<unsigned char> now(bytes);
+    if (buffer_.address()) buffer_.read_part(offset, now.data(), bytes);
+    else std::memcpy(now.data(), memory_.data() + offset, bytes);
+    return std::all_of(now.begin(), now.end(), [](unsigned char c) { return c == kGuard; });
+  }
+
+  static constexpr uint64_t kGuardBytes = 4096, kPieceBytes = uint64_t{8} << 20;
   static constexpr unsigned char kGuard = 0xCB;
-  std::vector<unsigned char> memory_;  // or what is in the buffer
+  std::vector<unsigned char> memory_;  // or the buffer
   device_buffer buffer_;
-  uint64_t bytes_ = 0;
-  std::size_t first_ = 0;
+  uint64_t bytes_ = 0, first_ = 0;
 };
 
 // Queues a run, or does it; wait for the device afterwards.
@@ -86,6 +94,11 @@ void execute(const cqsa_plan* plan, const cqsa_attention_args& args, void* strea
 
 using steady = std::chrono::steady_clock;
 double seconds_since(steady::time_point start) { return std::chrono::duration<double>(steady::now() - start).count(); }
+double lap(steady::time_point& start) {
+  const double seconds = seconds_since(start);
+  start = steady::now();
+  return seconds;
+}
 
 // Of a run that returns when it is done.
 double best_seconds(const cqsa_plan* plan, const cqsa_attention_args& args, const timing& wanted) {
@@ -136,9 +149,13 @@ problem_trials::problem_trials(cqsa_context* context, const problem_line& line, 
       host_(is_host_backend(cqsa_context_backend(context))),
       line_(line),
       spec_(parse_problem(line)),
-      data_(context, spec_),
+      data_(context, spec_, threads_or_all(threads)),
       args_(data_.args()),
-      reference_(data_.params(), args_, spec_.rows, spec_.seed, threads_of(threads)) {}
+      made_(steady::now()),
+      reference_(data_.params(), args_, spec_.rows, spec_.seed, threads_or_all(threads)) {
+  seconds_.operands = std::chrono::duration<double>(made_ - begun_).count();
+  seconds_.reference = seconds_since(made_);
+}
 
 // Whether a backend has f64 is its own matter: GPUs need not. Which operands and schedules it has is not.
 bool problem_trials::computes_f64() const {
@@ -161,6 +178,7 @@ placed_operands& problem_trials::operands_in(memory_place place) {
 
 void problem_trials::try_run(const memory_choice& memory, const schedule_choice& schedule, const std::string& budget,
                              const timing* speed, trial_report& report) {
+  auto started = steady::now();
   placed_operands& operands = operands_in(memory.place);
   cqsa_attention_params params = data_.params();
   operands.tell(params);
@@ -184,8 +202,10 @@ void problem_trials::try_run(const memory_choice& memory, const schedule_choice&
   args.cancel = interrupt_flag();
   args.info = &run;
   operands.poison_results();
+  seconds_.operands += lap(started);
   execute(plan.get(), args, device_ ? device_->stream() : nullptr);
   if (device_) device_->wait();
+  seconds_.runs += lap(started);
   operands.collect_results();
 
   report.peak = host_ ? run.peak_host_bytes : run.peak_device_bytes;
@@ -198,6 +218,7 @@ void problem_trials::try_run(const memory_choice& memory, const schedule_choice&
   if (const std::string damage = data_.damage(); !damage.empty()) throw wrong_result(damage);
   if (const std::string damage = operands.damage(); !damage.empty()) throw wrong_result(damage);
   if (workspace && !workspace->guards_intact()) throw wrong_result("bytes around the workspace were written");
+  seconds_.checks += lap(started);
   if (!speed) return;
   // Of the segments as they are; the plan knows their bounds only.
   report.flops = 2.0 * static_cast<double>(params.head_dim + params.head_dim_v) * visible_pairs(params, args_);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One run of a problem by the library, checked; and timed, if it was right.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -37,6 +38,16 @@ struct trial_report {
   nlohmann::ordered_json json() const;
 };
 
+// Where the time of a problem went.
+struct stage_seconds {
+  double operands = 0;   // making them, and putting them where a run wants them
+  double reference = 0;  // fp64
+  double runs = 0;       // the library, without what --speed repeats
+  double checks = 0;
+
+  void add(const stage_seconds& o) { operands += o.operands, reference += o.reference, runs += o.runs, checks += o.checks; }
+};
+
 // A problem with its operands and its reference, both made once for all its runs.
 class problem_trials {
  public:
@@ -44,6 +55,7 @@ class problem_trials {
   problem_trials(cqsa_context* context, const problem_line& line, int threads);
 
   const problem_spec& spec() const { return spec_; }
+  const stage_seconds& seconds() const { return seconds_; }
   // False for a problem in f64 on a backend that has none.
   bool computes_f64() const;
   // speed nullptr: not timed. Never throws for what the library does wrong; throws interrupted_error.
@@ -54,15 +66,18 @@ class problem_trials {
                trial_report& report);
   placed_operands& operands_in(memory_place place);
 
+  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
   cqsa_context* context_;
   bool host_;  // the backend computes in host memory
   problem_line line_;
   problem_spec spec_;
   problem_data data_;
   cqsa_attention_args args_;
+  std::chrono::steady_clock::time_point made_;  // the operands
   row_reference reference_;
   std::unique_ptr<device_memory> device_;  // opened when a run first wants memory of the device
   std::unique_ptr<placed_operands> placed_;
+  stage_seconds seconds_;
 };
 
 // `cqsa parity --op attention --problem '...'`, with the backend and the threads where they were given.

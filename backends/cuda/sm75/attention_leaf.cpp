@@ -79,21 +79,11 @@ int32_t tiles(const cqsa_attention_leaf* leaf, cqsa_leaf_tile* out, int32_t capa
 
 uint64_t workspace(const cqsa_attention_leaf* leaf, int64_t) { return list_bytes(*leaf); }
 
-// Rows in chunks of eight channels.
-void fill_runs(const cqsa_attention_leaf& a, attention_params* p) {
-  const int64_t items = a.page_table ? a.num_pages : a.batch;
-  p->q.quads = view_of(a.q, a.batch, a.num_heads, 2, a.head_dim, 8).quads;
-  p->k.quads = view_of(a.k, items, a.num_kv_heads, 2, a.head_dim, 8).quads;
-  p->v.quads = view_of(a.v, items, a.num_kv_heads, 2, a.head_dim_v, 8).quads;
-  p->out.quads = view_of(a.out, a.batch, a.num_heads, 2, a.head_dim_v, 8).quads;
-}
-
 cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* memory, uint64_t bytes, const cqsa_exec* exec, void* stream) {
   const cqsa_attention_leaf& a = *leaf;
   if (a.batch < 1 || a.num_heads < 1 || a.num_kv_heads < 1) return CQSA_OK;
   attention_params p{};
-  fill_params(a, &p);
-  fill_runs(a, &p);
+  fill_params(a, &p, 8);  // rows in chunks of eight channels
   const bool plain = may_be_plain(a) && p.q.quads && p.k.quads && p.v.quads;
   if (!plain && larger(a.head_dim, a.head_dim_v) > 128) return portable_attention.launch(device, leaf, memory, bytes, exec, stream);
   const variant v = choose(a, plain);

@@ -96,15 +96,6 @@ uint64_t workspace(const cqsa_attention_leaf* leaf, int64_t) { return list_bytes
 
 // --------------------------------------------------------------------------------------------------------------- launch
 
-// Rows in chunks of eight channels.
-void fill_runs(const cqsa_attention_leaf& a, attention_params* p) {
-  const int64_t items = a.page_table ? a.num_pages : a.batch;
-  p->q.quads = view_of(a.q, a.batch, a.num_heads, 2, a.head_dim, 8).quads;
-  p->k.quads = view_of(a.k, items, a.num_kv_heads, 2, a.head_dim, 8).quads;
-  p->v.quads = view_of(a.v, items, a.num_kv_heads, 2, a.head_dim_v, 8).quads;
-  p->out.quads = view_of(a.out, a.batch, a.num_heads, 2, a.head_dim_v, 8).quads;
-}
-
 // Fewer rows a block where there would be less than one for each multiprocessor otherwise.
 bool wants_small_tiles(void* device, const cqsa_attention_leaf& a, const variant& v) {
   const int64_t rows = a.num_heads * larger(a.seqlen_q, 1) * a.batch;
@@ -115,8 +106,7 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
   const cqsa_attention_leaf& a = *leaf;
   if (a.batch < 1 || a.num_heads < 1 || a.num_kv_heads < 1) return CQSA_OK;
   attention_params p{};
-  fill_params(a, &p);
-  fill_runs(a, &p);
+  fill_params(a, &p, 8);  // rows in chunks of eight channels
   const variant& v = choose(a);
   const bool plain = may_be_plain(a) && p.q.quads && p.k.quads && p.v.quads && facts_of(device).shared_bytes >= v.plain_bytes &&
                      !wants_small_tiles(device, a, v);

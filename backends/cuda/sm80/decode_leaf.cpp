@@ -125,9 +125,11 @@ int64_t visible_keys(const cqsa_attention_leaf& a) {
 
 }  // namespace
 
+namespace {
+
 // The fewest splits within 2 % of the best time, where a block takes a stage's time for each of its stages and four more to begin and
 // to end, and a wave of blocks as long as one of them.
-int32_t splits_for(int64_t units, int64_t slots, int64_t stages) {
+int32_t find_splits(int64_t units, int64_t slots, int64_t stages) {
   const int64_t most = smaller(128, larger(1, stages / 4));
   const auto cost = [&](int64_t n) {
     const double waves = double(units * n) / double(slots);
@@ -139,6 +141,26 @@ int32_t splits_for(int64_t units, int64_t slots, int64_t stages) {
   int64_t n = 1;
   while (n < most && cost(n) > best * 1.02) ++n;
   return int32_t(n);
+}
+
+struct known_splits {
+  int64_t units, slots, stages;
+  int32_t splits;
+};
+
+}  // namespace
+
+// Finding them takes some hundred divisions, as long as a launch of long sequences; layer after layer asks for the same.
+int32_t splits_for(int64_t units, int64_t slots, int64_t stages) {
+  constexpr int most = 4;
+  thread_local constinit known_splits known[most] = {};
+  thread_local constinit int next = 0;
+  for (const known_splits& k : known)
+    if (k.units == units && k.slots == slots && k.stages == stages) return k.splits;
+  const int32_t splits = find_splits(units, slots, stages);
+  known[next] = {units, slots, stages, splits};
+  next = (next + 1) % most;
+  return splits;
 }
 
 decode_cut cut_of(const cqsa_attention_leaf& a) {

@@ -66,7 +66,7 @@ uint64_t workspace(const cqsa_selected_leaf*, int64_t) { return 0; }
 // All 64-channel groups of a row have a scale of their own, and these can be read at once.
 int32_t reads_scales(const cqsa_selected_leaf& a, const cqsa_view& scale, int64_t channels, int64_t groups) {
   if (a.kv_group != 64 || groups < 2 || divide_up(channels, 64) != groups) return 0;
-  return view_of(scale, a.num_pages, a.num_kv_heads, a.page_size, groups, groups).quads;
+  return has_runs(scale, a.num_pages, a.num_kv_heads, a.page_size, groups, groups);
 }
 
 cqsa_status launch_leaf(void* device, const cqsa_selected_leaf* leaf, void*, uint64_t, const cqsa_exec*, void* stream) {

@@ -47,14 +47,17 @@ struct outline {
         t.data == nullptr)
       return false;
     for (int i = 0; i < ndim; ++i)
-      if (t.shape[i] != shape[i] || (strided && t.strides[i] != strides[i])) return false;
+      if (t.shape[i] != shape[i]) return false;
+    for (int i = 0; strided && i < ndim; ++i)
+      if (t.strides[i] != strides[i]) return false;
     return true;
   }
 };
 
 struct binding {
-  uint64_t plan;     // its number, 0: nothing here
-  uint32_t present;  // bit i: places[i] has a tensor
+  uint64_t plan;  // its number, 0: nothing here
+  int count;      // of operands
+  int number[num_places];  // of the place of each, rising
   outline tensors[num_places];
   leaf_type leaf;
 };
@@ -69,19 +72,35 @@ struct range {
   bool meets(const range& other) const { return low < other.high && other.low < high; }
 };
 
-// Where the tensors lie. False when one is not as it was, or an output may share memory with another operand.
-bool locate(const binding& b, const args_type& args, range* ranges) {
-  for (int i = 0; i < num_places; ++i) {
-    const cqsa_tensor* const t = args.*places[i].tensor;
-    if ((t != nullptr) != (b.present >> i & 1)) return false;
-    if (t == nullptr) continue;
+int count_operands(const args_type& args) {
+  int count = 0;
+  for (const place& p : places) count += args.*p.tensor != nullptr;
+  return count;
+}
+
+// A run writes to all of its workspace.
+bool workspace_range(const args_type& args, range& out) {
+  const auto low = reinterpret_cast<uintptr_t>(args.workspace);
+  out = {low, args.workspace ? low + args.workspace_bytes : low};
+  return out.low <= out.high;  // else it wraps
+}
+
+// Where the tensors lie. False when one is not as it was, or an output or the workspace may share memory with another operand.
+bool locate(const binding& b, const args_type& args, uintptr_t* first_out) {
+  range written[outputs + 1];
+  int num_written = 1;
+  if (!workspace_range(args, written[0])) return false;
+  for (int i = 0; i < b.count; ++i) {
+    const cqsa_tensor* const t = args.*places[b.number[i]].tensor;
     const outline& o = b.tensors[i];
-    if (!o.fits(*t)) return false;
+    if (t == nullptr || !o.fits(*t)) return false;
     const uintptr_t first = address_of(*t);
-    ranges[i] = {first + static_cast<uintptr_t>(o.extent.low), first + static_cast<uintptr_t>(o.extent.high)};
-    if (first < t->byte_offset || ranges[i].low > first || ranges[i].high <= first) return false;  // wraps
-    for (int j = 0; j < (i < outputs ? i : outputs); ++j)
-      if ((b.present >> j & 1) && ranges[j].meets(ranges[i])) return false;
+    const range mine = {first + static_cast<uintptr_t>(o.extent.low), first + static_cast<uintptr_t>(o.extent.high)};
+    if (first < t->byte_offset || mine.low > first || mine.high <= first) return false;  // wraps
+    for (int j = 0; j < num_written; ++j)
+      if (written[j].meets(mine)) return false;
+    if (b.number[i] < outputs) written[num_written++] = mine;
+    first_out[i] = first;
   }
   return true;
 }
@@ -97,14 +116,15 @@ bool outline_of(const cqsa_tensor& t, outline& out) {
 }  // namespace
 
 bool bind_again(const cqsa_plan& plan, const cqsa_attention_args& args, cqsa_attention_leaf& leaf_out) {
-  range ranges[num_places];
+  uintptr_t first[num_places];
+  const int count = count_operands(args);
   for (const binding& b : known) {
-    if (b.plan != plan.number || !locate(b, args, ranges)) continue;
+    if (b.plan != plan.number || b.count != count || !locate(b, args, first)) continue;
     leaf_out = b.leaf;
-    for (int i = 0; i < num_places; ++i) {
-      if (!(b.present >> i & 1)) continue;
-      void* const data = reinterpret_cast<void*>(address_of(*(args.*places[i].tensor)));
-      places[i].view ? void((leaf_out.*places[i].view).data = data) : put_index(i, data, leaf_out);
+    for (int i = 0; i < count; ++i) {
+      const auto view = places[b.number[i]].view;
+      void* const data = reinterpret_cast<void*>(first[i]);
+      view ? void((leaf_out.*view).data = data) : put_index(b.number[i], data, leaf_out);
     }
     return true;
   }
@@ -114,12 +134,12 @@ bool bind_again(const cqsa_plan& plan, const cqsa_attention_args& args, cqsa_att
 void remember_binding(const cqsa_plan& plan, const cqsa_attention_args& args, const cqsa_attention_leaf& leaf) {
   binding& b = known[next];
   b.plan = 0;
-  b.present = 0;
+  b.count = 0;
   for (int i = 0; i < num_places; ++i) {
     const cqsa_tensor* const t = args.*places[i].tensor;
     if (t == nullptr) continue;
-    if (t->device_type != plan.context->backend->device_type || !outline_of(*t, b.tensors[i])) return;
-    b.present |= 1u << i;
+    if (t->device_type != plan.context->backend->device_type || !outline_of(*t, b.tensors[b.count])) return;
+    b.number[b.count++] = i;
   }
   b.leaf = leaf;
   b.plan = plan.number;

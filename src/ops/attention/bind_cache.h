@@ -6,7 +6,7 @@
 
 namespace cqsa {
 
-// False: the operands differ in more than addresses, or their addresses want a closer look.
+// False: the operands differ in more than addresses, or their addresses (that of a workspace too) want a closer look.
 bool bind_again(const cqsa_plan&, const cqsa_attention_args&, cqsa_attention_leaf& leaf_out);
 
 // `leaf` is what the operands were bound to, without complaint.

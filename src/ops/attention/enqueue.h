@@ -15,9 +15,10 @@ cqsa_status query_stream(const cqsa_context&, void* stream, bool& capturing_out)
 class pointer_answers {
  public:
   cqsa_status ask(const cqsa_context&, uintptr_t address, const char* name, cqsa_pointer_info& out);
+  // Whether an earlier answer says so; false: nothing is known.
+  bool on_device(const cqsa_context&, uintptr_t address) const;
 
  private:
-  const cqsa_pointer_info* find(uintptr_t address) const;
   static constexpr int most = 4;
   cqsa_pointer_info known_[most];
   int count_ = 0;
@@ -33,7 +34,8 @@ bool enqueues(const cqsa_plan&);
 // CQSA_ERROR_CAPTURE_UNSAFE when a run cannot become part of a graph: it waits, or it has to allocate.
 cqsa_status check_capture(const cqsa_plan&, const cqsa_attention_args&);
 
-// Queues the run on run.stream. Where memory is wanted and cannot be had it falls back to a smaller plan, which blocks.
-cqsa_status run_enqueued(run_state&, const cqsa_attention_leaf& whole);
+// Queues the run on run.stream. Where memory is wanted and cannot be had it falls back to a smaller plan, which blocks. Writes
+// what the launch needs into the leaf, in place: copying it takes as long as all its checks.
+cqsa_status run_enqueued(run_state&, cqsa_attention_leaf& whole);
 
 }  // namespace cqsa
