@@ -186,12 +186,13 @@ template <class S, int Kind> CQSA_DEVICE void zero_wild_values(unsigned char* va
   }
 }
 
-// Wild values as numbers that can be counted: +Inf 1, -Inf 2^8, NaN 2^15, others 0. A tile has at most 128 of each.
+// Wild values as numbers that can be counted: +Inf 1, -Inf 2^8, NaN 3 * 2^14, others 0. A tile has at most 128 keys, each of which is
+// one of these, so that without a NaN the sum is at most 2^15.
 template <int Kind> CQSA_DEVICE uint32_t count_code(uint32_t half) {
   constexpr uint32_t inf = exponent_mask<Kind> & 0xffffu;
   const uint32_t magnitude = half & 0x7fffu;
   if (magnitude < inf) return 0;
-  if (magnitude > inf) return Kind == kind_f16 ? 0x7800u : 0x4700u;
+  if (magnitude > inf) return Kind == kind_f16 ? 0x7a00u : 0x4740u;
   if (half & 0x8000u) return Kind == kind_f16 ? 0x5c00u : 0x4380u;
   return Kind == kind_f16 ? 0x3c00u : 0x3f80u;
 }
@@ -199,8 +200,8 @@ template <int Kind> CQSA_DEVICE uint32_t count_codes(uint32_t two) { return coun
 
 CQSA_DEVICE float sum_of_wild(float count) {
   const int n = int(count);
-  const bool plus = (n & 0xff) != 0, minus = (n >> 8 & 0x7f) != 0;
-  if (n >= 1 << 15 || (plus && minus)) return float_of(0x7fc00000u);
+  const bool plus = (n & 0xff) != 0, minus = (n >> 8) != 0;
+  if (n > 1 << 15 || (plus && minus)) return float_of(0x7fc00000u);
   return plus ? infinity() : minus ? -infinity() : 0.0f;
 }
 
@@ -219,9 +220,20 @@ template <int Kind> CQSA_DEVICE void visible_fragment(uint32_t bits, uint32_t (&
   for (int i = 0; i < 4; ++i) a[i] = (bits >> 2 * i & 1u) * one | (bits >> (2 * i + 1) & 1u) * (one << 16);
 }
 
+// The values of two neighbouring keys with the signs of their scales; Inf times 0 is NaN. Others than wild ones do not count.
+CQSA_DEVICE uint32_t signed_by(const float* scale, uint32_t two) {
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    if (scale[n] < 0.0f) two ^= 0x8000u << 16 * n;
+    if (scale[n] == 0.0f) two |= 1u << 16 * n;
+  }
+  return two;
+}
+
 // Adds to o what wild values make of it in the rows of tile mt that see them. A second product counts them; it is slow and small,
-// since nobody waits for it.
-template <class S, int Kind> CQSA_DEVICE void add_wild_values(const unsigned char* values, uint64_t visible, int mt, row_sums<S>& sums) {
+// since nobody waits for it. scale: of each key's values, or null.
+template <class S, int Kind>
+CQSA_DEVICE void add_wild_values(const float* scale, const unsigned char* values, uint64_t visible, int mt, row_sums<S>& sums) {
   const matrix_place<S::dv, true> place(values, 0, thread_now());
 #pragma unroll 1
   for (int pair = 0; pair < S::dv / 16; ++pair) {
@@ -231,7 +243,10 @@ template <class S, int Kind> CQSA_DEVICE void add_wild_values(const unsigned cha
       uint32_t a[4], b[4];
       ldmatrix_x4_trans(b, place.at(step, pair));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) b[i] = count_codes<Kind>(b[i]);
+      for (int i = 0; i < 4; ++i) {
+        if (S::general && scale) b[i] = signed_by(scale + step * 16 + i % 2 * 8 + thread_now() % 4 * 2, b[i]);
+        b[i] = count_codes<Kind>(b[i]);
+      }
       visible_fragment<Kind>(uint32_t(visible >> 8 * step), a);
       mma<Kind>(count[0], a, b[0], b[1]);
       mma<Kind>(count[1], a, b[2], b[3]);
@@ -250,7 +265,7 @@ template <class S, int Kind> CQSA_DEVICE void add_wild_values(const unsigned cha
 
 // Whether the tile has wild values under hidden pairs; then what they do is added, and they are made 0. All threads come here.
 template <class S, int Kind>
-CQSA_DEVICE void settle_wild_values(const tile_memory<S>& mem, const tile_window& w, int warp, bool busy, unsigned char* values,
+CQSA_DEVICE void settle_wild_values(const tile_memory<S>& mem, const tile_window& w, int warp, bool busy, const float* scale, unsigned char* values,
                                     const logit_tile<S>& x, row_sums<S>& sums) {
   block_facts& f = mem.facts();
   if (has_wild_values<S, Kind>(values) && !CQSA_MUTANT(13)) atomic_or(&f.bad[0], 1);
@@ -258,7 +273,7 @@ CQSA_DEVICE void settle_wild_values(const tile_memory<S>& mem, const tile_window
   if (!f.bad[0]) return;
   if (busy) {
 #pragma unroll
-    for (int mt = 0; mt < S::m_tiles; ++mt) add_wild_values<S, Kind>(values, find_visible<S>(mem, w, warp, mt, x), mt, sums);
+    for (int mt = 0; mt < S::m_tiles; ++mt) add_wild_values<S, Kind>(scale, values, find_visible<S>(mem, w, warp, mt, x), mt, sums);
   }
   barrier();
   zero_wild_values<S, Kind>(values);
