@@ -138,7 +138,6 @@ CQSA_DEVICE void run_range_plain(const attention_params& p, const tile_memory<S>
     weigh<S>(p, mem, references, x);
     multiply_pv<S, Kind>(values, x, sums);
   }
-  cp_async_wait<0>();
 }
 
 }  // namespace cqsa::gpu::sm80

@@ -61,6 +61,15 @@ template <class S, bool Store> CQSA_DEVICE void exchange_state(const attention_p
   const int lane = thread_now() % 32;
   const row_stage<S> stage(mem, warp);
   for_each_row<S>(warp, [&](int mt, int r, int row) {
+    const bool mine = row < f.rows;
+    const int64_t index = mine ? state_index(p, f, mem.row_query()[row], mem.row_head()[row]) : 0;
+    if constexpr (Store) {
+      const float total = quad_sum(mem.lane_l(mt).x[r]);
+      if (mine && lane % 4 == 0) p.state_m[index] = mem.row_m()[row], p.state_l[index] = total;
+    } else {
+      if (mine) mem.row_m()[row] = p.state_m[index];
+      if (mine && lane % 4 == 0) mem.lane_l(mt).x[r] = p.state_l[index];
+    }
 #pragma unroll
     for (int ct = 0; ct < S::dv / 8; ++ct) stage.pair(ct) = {{sums.o[mt][ct][2 * r], sums.o[mt][ct][2 * r + 1]}};
     lanes_barrier<32>();
@@ -72,20 +81,12 @@ template <class S, bool Store> CQSA_DEVICE void exchange_state(const attention_p
       exchange_chunk<Store>(acc, c * 4, p.head_dim_v, stage.chunk(down, c));
     }
     lanes_barrier<32>();
-    const float total = quad_sum(mem.lane_l(mt).x[r]);
-    const bool mine = row < f.rows;
-    const int64_t at = mine ? state_index(p, f, mem.row_query()[row], mem.row_head()[row]) : 0;
-    if constexpr (Store) {
-      if (mine && lane % 4 == 0) p.state_m[at] = mem.row_m()[row], p.state_l[at] = total;
-    } else {
+    if constexpr (!Store) {
 #pragma unroll
       for (int ct = 0; ct < S::dv / 8; ++ct) {
         const float2x two = stage.pair(ct);
         sums.o[mt][ct][2 * r] = two.x[0], sums.o[mt][ct][2 * r + 1] = two.x[1];
       }
-      lanes_barrier<32>();
-      if (mine) mem.row_m()[row] = p.state_m[at];
-      if (mine && lane % 4 == 0) mem.lane_l(mt).x[r] = p.state_l[at];
     }
   });
 }
