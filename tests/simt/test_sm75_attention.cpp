@@ -10,7 +10,7 @@ namespace {
 std::string check_sm75(heap& h, uint64_t seed) {
   simt::device device;
   const cqsa_chip chip{75, 1, 65536, 0};
-  device.facts = {32, 1, 65536, 75, 75}, device.seed = seed;
+  device.facts = {32, 1, 65536, 75, 75}, device.seed = seed + (schedule << 32);
   return random_leaf::check(seed, h.memory(), 200, &device, nullptr, nullptr, gpu::sm75_attention, chip, seed % 4 == 0);
 }
 

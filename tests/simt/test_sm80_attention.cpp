@@ -10,7 +10,7 @@ namespace {
 // A device that has compute_units: with one, big tiles are in use for the smallest grid; with many, those of the general kernels.
 simt::device ampere(uint64_t seed, int32_t compute_units = 1) {
   simt::device d;
-  d.facts = {32, compute_units, 232448, 80, 80}, d.seed = seed;
+  d.facts = {32, compute_units, 232448, 80, 80}, d.seed = seed + (schedule << 32);
   return d;
 }
 constexpr cqsa_chip chip{80, 1, 232448, 0};
@@ -71,6 +71,22 @@ TEST_CASE("simt sm80 attention: an infinite code has the sign of its scale") {
     for (const int64_t row : {3, 17, 38, 57, 64, 70, 83}) *p.v.at(0, 0, row, row % 16) = char(row % 2 ? 0xfc : 0x7c);
     INFO(kind);
     CHECK(mistake(p, 1e-2) == "");
+  }
+}
+
+TEST_CASE("simt sm80 attention: the big tiles of every size fit where a block has 99 KiB") {
+  const int64_t sizes[][4] = {{64, 64, 128, 1}, {96, 96, 128, 1}, {128, 128, 128, 1}, {192, 128, 128, 1}, {256, 256, 64, 1}};
+  for (const auto& [d, dv, rows, blocks] : sizes) {
+    problem p = plain(1, 1, 1, 8, 8, d, dv, CQSA_DTYPE_F16);
+    cqsa_attention_leaf leaf = p.with(p.out, p.lse);
+    cqsa_leaf_tile tile{};
+    INFO(d);
+    leaf.chip = {80, 1, 99 << 10, 0};
+    CHECK(gpu::sm80_attention.tiles(&leaf, &tile, 1) == 1);
+    CHECK((tile.tile_q == rows && tile.blocks_per_unit == double(blocks)));
+    leaf.chip = chip;
+    CHECK(gpu::sm80_attention.tiles(&leaf, &tile, 1) == 1);
+    CHECK((tile.tile_q == rows && tile.blocks_per_unit == 2.0));
   }
 }
 

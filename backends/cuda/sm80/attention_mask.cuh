@@ -36,7 +36,7 @@ template <class S, class F> CQSA_DEVICE void for_each_logit(const tile_memory<S>
   for (int mt = 0; mt < S::m_tiles; ++mt)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = (warp * S::m_tiles + mt) * 16 + 8 * r + lane / 4, query = mem.row_query()[row];
+      const int row = (warp * S::m_tiles + mt) * 16 + 8 * r + lane / 4, query = mem.row_query(row);
       const int hi = w.hi + query < w.keys ? w.hi + query : w.keys, lo = w.lo + query > 0 ? w.lo + query : 0;
       const uint32_t width = hi > lo ? uint32_t(hi - lo) : 0u;
       const int at = lane % 4 * 2 - lo;
@@ -62,7 +62,7 @@ template <class S> CQSA_DEVICE void load_addend(const attention_params& p, const
   for (int n = thread_now(); n < S::rows * S::keys; n += S::threads) {
     const int row = n / S::keys, key = n % S::keys;
     if (row >= f.rows || key >= w.keys) continue;
-    const int64_t h = mem.row_head()[row], at = f.mask_row + mem.row_query()[row];
+    const int64_t h = mem.row_head(row), at = f.mask_row + mem.row_query(row);
     float x = 0.0f;
     if (p.mask.data && p.mask.data[offset_of(p.mask, f.batch, h, at, tile_col + key)] == 0) x = -infinity();
     else if (p.bias.data) x = load_element(p.bias.data, p.bias.kind, offset_of(p.bias, f.batch, h, at, tile_col + key));
@@ -93,7 +93,7 @@ CQSA_DEVICE void fix_logits(const attention_params& p, const tile_memory<S>& mem
   if (p.slopes.data) {
     const int ahead = int(f.position - tile_pos);
     for_each_logit<S>(mem, w, warp, [&](int mt, int nt, int i, int row, int key, bool) {
-      const int distance = ahead + mem.row_query()[row] - key;
+      const int distance = ahead + mem.row_query(row) - key;
       x.s[mt][nt][i] -= mem.row_slope()[row] * float(distance < 0 ? -distance : distance);
     });
   }
