@@ -94,8 +94,7 @@ CQSA_DEVICE void run_range_general(const attention_params& p, const tile_memory<
       softmax<S>(mem, thread_now() / 32, x, sums);
     }
     if (real && (is_partly_hidden(here(), f.queries) || p.mask.data || p.bias.data))
-      settle_wild_values<S, Kind>(mem, here(), thread_now() / 32, busy, p.scale_v == scale_none ? nullptr : mem.key_factor(turn) + 2 * S::keys,
-                                  mem.v(0), x, sums);
+      settle_wild_values<S, Kind>(mem, here(), thread_now() / 32, busy, mem.v(0), x, sums);
     if (!busy) continue;
     if (p.scale_v != scale_none) multiply_pv_scaled<S, Kind>(mem.key_factor(turn) + 2 * S::keys, mem.v(0), x, sums);
     else multiply_pv<S, Kind>(mem.v(0), x, sums);

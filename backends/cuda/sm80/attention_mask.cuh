@@ -109,7 +109,7 @@ CQSA_DEVICE void fix_logits(const attention_params& p, const tile_memory<S>& mem
 
 // --------------------------------------------------------------------- general kernels: values with a scale of their own
 
-// o += p diag(scale) v. p times the scale is brought to at most 1 for each row before it is rounded: it neither overflows
+// o += p diag(|scale|) v; values have the signs. p times the scale is brought to at most 1 for each row before it is rounded: it neither overflows
 // halves nor vanishes in them, whatever the scales are.
 template <class S, int Kind>
 CQSA_DEVICE void multiply_pv_scaled(const float* scale, const unsigned char* values, logit_tile<S>& x, row_sums<S>& sums) {
@@ -121,8 +121,9 @@ CQSA_DEVICE void multiply_pv_scaled(const float* scale, const unsigned char* val
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float& p = x.s[0][nt][i];
-      if (bits_of(p) != 0x80000000u) p *= scale[nt * 8 + column + i % 2];
-      most[i / 2] = max_f32(most[i / 2], p < 0 ? -p : p);
+      const float by = scale[nt * 8 + column + i % 2];
+      if (bits_of(p) != 0x80000000u) p *= by < 0.0f ? -by : by;
+      most[i / 2] = max_f32(most[i / 2], p);
     }
   float inverse[2];
 #pragma unroll
@@ -220,20 +221,9 @@ template <int Kind> CQSA_DEVICE void visible_fragment(uint32_t bits, uint32_t (&
   for (int i = 0; i < 4; ++i) a[i] = (bits >> 2 * i & 1u) * one | (bits >> (2 * i + 1) & 1u) * (one << 16);
 }
 
-// The values of two neighbouring keys with the signs of their scales; Inf times 0 is NaN. Others than wild ones do not count.
-CQSA_DEVICE uint32_t signed_by(const float* scale, uint32_t two) {
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    if (scale[n] < 0.0f) two ^= 0x8000u << 16 * n;
-    if (scale[n] == 0.0f) two |= 1u << 16 * n;
-  }
-  return two;
-}
-
 // Adds to o what wild values make of it in the rows of tile mt that see them. A second product counts them; it is slow and small,
-// since nobody waits for it. scale: of each key's values, or null.
-template <class S, int Kind>
-CQSA_DEVICE void add_wild_values(const float* scale, const unsigned char* values, uint64_t visible, int mt, row_sums<S>& sums) {
+// since nobody waits for it.
+template <class S, int Kind> CQSA_DEVICE void add_wild_values(const unsigned char* values, uint64_t visible, int mt, row_sums<S>& sums) {
   const matrix_place<S::dv, true> place(values, 0, thread_now());
 #pragma unroll 1
   for (int pair = 0; pair < S::dv / 16; ++pair) {
@@ -243,10 +233,7 @@ CQSA_DEVICE void add_wild_values(const float* scale, const unsigned char* values
       uint32_t a[4], b[4];
       ldmatrix_x4_trans(b, place.at(step, pair));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (S::general && scale) b[i] = signed_by(scale + step * 16 + i % 2 * 8 + thread_now() % 4 * 2, b[i]);
-        b[i] = count_codes<Kind>(b[i]);
-      }
+      for (int i = 0; i < 4; ++i) b[i] = count_codes<Kind>(b[i]);
       visible_fragment<Kind>(uint32_t(visible >> 8 * step), a);
       mma<Kind>(count[0], a, b[0], b[1]);
       mma<Kind>(count[1], a, b[2], b[3]);
@@ -265,7 +252,7 @@ CQSA_DEVICE void add_wild_values(const float* scale, const unsigned char* values
 
 // Whether the tile has wild values under hidden pairs; then what they do is added, and they are made 0. All threads come here.
 template <class S, int Kind>
-CQSA_DEVICE void settle_wild_values(const tile_memory<S>& mem, const tile_window& w, int warp, bool busy, const float* scale, unsigned char* values,
+CQSA_DEVICE void settle_wild_values(const tile_memory<S>& mem, const tile_window& w, int warp, bool busy, unsigned char* values,
                                     const logit_tile<S>& x, row_sums<S>& sums) {
   block_facts& f = mem.facts();
   if (has_wild_values<S, Kind>(values) && !CQSA_MUTANT(13)) atomic_or(&f.bad[0], 1);
@@ -273,7 +260,7 @@ CQSA_DEVICE void settle_wild_values(const tile_memory<S>& mem, const tile_window
   if (!f.bad[0]) return;
   if (busy) {
 #pragma unroll
-    for (int mt = 0; mt < S::m_tiles; ++mt) add_wild_values<S, Kind>(scale, values, find_visible<S>(mem, w, warp, mt, x), mt, sums);
+    for (int mt = 0; mt < S::m_tiles; ++mt) add_wild_values<S, Kind>(values, find_visible<S>(mem, w, warp, mt, x), mt, sums);
   }
   barrier();
   zero_wild_values<S, Kind>(values);

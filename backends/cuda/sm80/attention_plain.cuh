@@ -133,7 +133,7 @@ CQSA_DEVICE void run_range_plain(const attention_params& p, const tile_memory<S>
       if (ragged) hide_logits<S>(mem, tile_of(window_of(p, f), int(f.first) + n * S::keys, S::keys), warp, x);
       raise_maxima<S>(p, mem, warp, x, references, sums);
     }
-    if (ragged) settle_wild_values<S, Kind>(mem, tile_of(window_of(p, f), int(f.first) + n * S::keys, S::keys), warp, busy, nullptr, values, x, sums);
+    if (ragged) settle_wild_values<S, Kind>(mem, tile_of(window_of(p, f), int(f.first) + n * S::keys, S::keys), warp, busy, values, x, sums);
     if (!busy) continue;
     weigh<S>(p, mem, references, x);
     multiply_pv<S, Kind>(values, x, sums);

@@ -220,6 +220,9 @@ template <class S> CQSA_DEVICE void find_keys(const attention_params& p, const t
   if (thread_now() < S::keys) find_key<S>(p, mem, parity, first, end, thread_now());
 }
 
+// What p is not multiplied with of a scale: its sign, which an infinite code takes; with 0 it is NaN.
+CQSA_DEVICE float sign_of(float scale) { return scale < 0.0f ? -1.0f : scale == 0.0f ? 0.0f : 1.0f; }
+
 // k (Which 0) or v (1) of a tile whose keys have been looked up.
 template <class S, int Kind, int D, int Which>
 CQSA_DEVICE void load_keys(const attention_params& p, const tile_memory<S>& mem, int parity, unsigned char* to) {
@@ -242,6 +245,7 @@ CQSA_DEVICE void load_keys(const attention_params& p, const tile_memory<S>& mem,
     if (there) {
       float factor = 1.0f;
       if (grouped) factor = group_scale(p, p.v_scale, mem.key_offset(parity, 3)[row], chunk * 8) / mem.key_factor(parity)[2 * S::keys + row];
+      else if (Which) factor = sign_of(mem.key_factor(parity)[2 * S::keys + row]);
       value = load_chunk<Kind>(x, at, chunk * 8, channels, factor);
     }
     *reinterpret_cast<word4x*>(place) = value;
