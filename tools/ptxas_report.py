@@ -6,6 +6,8 @@
         [--compare docs/kernels/registers-cuda.md]        also fails when the committed table tells something else
         [--update docs/kernels/registers-cuda.md]         writes that table
         [--allowed backends/cuda/spills.txt]              portable kernels that may spill: kernel, code, most bytes, reason
+        [--launches PROGRAM]                              prints each kernel with the least and the most dynamic shared memory that it is
+                                                          launched with (tests/gpu/list_launches.cpp); a kernel that it lacks is a fault
 
 A spill is a fault in every kernel; one of the portable tier may be excused with a reason, one of the tuned tier
 (backends/cuda/sm*) not. So is a note that ptxas ignored setmaxnreg or serialized wgmma.
@@ -16,12 +18,14 @@ import csv
 import fnmatch
 import pathlib
 import re
+import subprocess
 import sys
 
 COLUMNS = ["kernel", "code", "registers", "spilled", "stack", "shared", "source", "compiler"]
 Row = collections.namedtuple("Row", COLUMNS)
 # ptxas of one release repeats itself; patch releases move a few registers.
 TOLERANCE = {"registers": 8, "spilled": 64, "stack": 32, "shared": 1024}
+DYNAMIC = "dynamic shared"  # the column
 IGNORED_BY_PTXAS = re.compile(r"C75\d\d|setmaxnreg.*ignored|wgmma.*serialized", re.IGNORECASE)
 
 
@@ -53,6 +57,13 @@ def read_allowed(path):
     lines = path.read_text().splitlines() if path and path.exists() else []
     entries = [line.split(None, 3) for line in lines if line.strip() and not line.startswith("#")]
     return [(kernel, code, int(most)) for kernel, code, most, _ in entries]
+
+
+def read_launches(program):
+    """{kernel: bytes of dynamic shared memory, "least-most" where it depends on the problem}."""
+    said = subprocess.run([program], stdout=subprocess.PIPE, check=True, text=True).stdout
+    lines = [line.split() for line in said.splitlines()]
+    return {kernel: least if least == most else f"{least}-{most}" for kernel, least, most in lines}
 
 
 def is_for(entry, row):
@@ -96,12 +107,14 @@ def parse_cell(text):
     return values
 
 
-def matrix(rows):
+def matrix(rows, launches):
     codes = sorted({row.code for row in rows}, key=lambda c: (number(r"(\d+)", c), c))
     cells = {(row.kernel, row.code): cell(row) for row in rows}
-    lines = ["| kernel | " + " | ".join(codes) + " |", "|---|" + "---|" * len(codes)]
+    columns = ["kernel", *([DYNAMIC] if launches else []), *codes]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for kernel in sorted({row.kernel for row in rows}):
-        lines.append(f"| `{kernel}` | " + " | ".join(cells.get((kernel, code), "") for code in codes) + " |")
+        dynamic = [launches.get(kernel, "")] if launches else []
+        lines.append(f"| `{kernel}` | " + " | ".join(dynamic + [cells.get((kernel, code), "") for code in codes]) + " |")
     return lines
 
 
@@ -114,34 +127,45 @@ def release(compiler):
     return ".".join(compiler.split(".")[:2])
 
 
-def document(rows):
+def document(rows, launches):
     return "\n".join([
-        "# Registers of the CUDA kernels", "",
+        "# Registers and shared memory of the CUDA kernels", "",
         f"Compilers: {', '.join(compilers(rows))}. A cell is registers a thread, then, where there are any, bytes spilled, bytes of stack a",
-        "thread, bytes of static shared memory. `sm_70(PTX)` is PTX by clang, assembled for the oldest architecture that ptxas knows.",
-        "Made by `tools/ptxas_report.py BUILD/cuda --update docs/kernels/registers-cuda.md`; a test compares.", "",
-        *matrix(rows), ""])
+        "thread, bytes of static shared memory. Dynamic shared memory is what a block gets from the host code, in bytes: from the smallest",
+        "problem to the largest where that depends on it, on chips from sm_70 to sm_90 (`tests/gpu/list_launches.cpp`). `sm_70(PTX)` is PTX by",
+        "clang, assembled for the oldest architecture that ptxas knows. Made by `tools/ptxas_report.py BUILD/cuda --launches",
+        "BUILD/bin/gpu_launches --update docs/kernels/registers-cuda.md`; a test compares.", "",
+        *matrix(rows, launches), ""])
 
 
 def read_document(path):
-    """(releases of compilers, {(kernel, code): values})."""
+    """(releases of compilers, {(kernel, code): values}, {kernel: dynamic shared memory})."""
     text = path.read_text()
     table = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
-    cells = {}
+    cells, dynamic = {}, {}
     for line in table[1:]:
-        for code, value in zip(table[0][1:], line[1:]):
-            if value:
-                cells[line[0].strip("`"), code] = parse_cell(value)
-    return re.search(r"Compilers: (.+?)\. ", text).group(1).split(", "), cells
+        kernel = line[0].strip("`")
+        for column, value in zip(table[0][1:], line[1:]):
+            if column == DYNAMIC:
+                dynamic[kernel] = value
+            elif value:
+                cells[kernel, column] = parse_cell(value)
+    return re.search(r"Compilers: (.+?)\. ", text).group(1).split(", "), cells, dynamic
 
 
-def compare(rows, path):
-    known, cells = read_document(path)
+def compare_launches(rows, launches, dynamic, path):
+    kernels = {row.kernel for row in rows}
+    return [f"{path}: {kernel} has {dynamic.get(kernel) or 'no'} bytes of dynamic shared memory, now {launches[kernel]}"
+            for kernel in sorted(kernels & launches.keys()) if dynamic.get(kernel) != launches[kernel]]
+
+
+def compare(rows, launches, path):
+    known, cells, dynamic = read_document(path)
     for compiler in compilers(rows):
         if compiler not in known:
             print(f"{path} is of {', '.join(known)}: what {compiler} made is not compared")
     rows = [row for row in rows if release(row.compiler) in known]
-    faults = []
+    faults = compare_launches(rows, launches, dynamic, path)
     here = {(row.kernel, row.code): row for row in rows}
     for key, row in here.items():
         if key not in cells:
@@ -161,6 +185,7 @@ def main():
     parser.add_argument("--compare", type=pathlib.Path)
     parser.add_argument("--update", type=pathlib.Path)
     parser.add_argument("--allowed", type=pathlib.Path)
+    parser.add_argument("--launches")
     options = parser.parse_args()
 
     rows, faults = [], []
@@ -173,14 +198,17 @@ def main():
     rows.sort(key=lambda row: (row.kernel, number(r"(\d+)", row.code), row.code))
     with open(options.folder / "registers.csv", "w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *rows])
-    print("\n".join(matrix(rows)))
+    launches = read_launches(options.launches) if options.launches else {}
+    print("\n".join(matrix(rows, launches)))
 
     faults += gates(rows, read_allowed(options.allowed))
+    if launches:
+        faults += [f"{options.launches} launches no {kernel}" for kernel in sorted({row.kernel for row in rows} - launches.keys())]
     if options.update:
         options.update.parent.mkdir(parents=True, exist_ok=True)
-        options.update.write_text(document(rows))
+        options.update.write_text(document(rows, launches))
     elif options.compare:
-        faults += compare(rows, options.compare)
+        faults += compare(rows, launches, options.compare)
     for fault in faults:
         print("FAULT:", fault)
     return bool(faults)

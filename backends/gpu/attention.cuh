@@ -12,6 +12,7 @@
 #pragma once
 
 #include "attention_panel.cuh"
+#include "row_end.cuh"
 
 namespace cqsa::gpu {
 
@@ -261,28 +262,10 @@ CQSA_DEVICE void exchange_state(const attention_params& p, const block_memory<Dv
 template <int Dv> CQSA_DEVICE void close_row(const attention_params& p, const block_memory<Dv>& mem, int row) {
   const block_facts& f = mem.facts();
   const int64_t h = mem.row_head()[row];
-  const float m = mem.row_m()[row];
-  double top = m, sum = mem.row_l()[row], factor = 1.0;
-  const double none = -double(infinity());
-  const bool empty = sum == 0.0 && m == -infinity();
-  if (empty) factor = 0.0;
-  if (p.sinks.data) {
-    const double sink = load_element(p.sinks.data, kind_f32, h * p.sinks.stride[1]);
-    if (empty) {
-      top = sink;
-      sum = 1.0;
-    } else if (sink != none) {
-      top = sink > top ? sink : top;
-      factor = exp_f64(double(m) - top);
-      sum = sum * factor + exp_f64(sink - top);
-    }
-  }
-  const bool nothing = top == none && !(sum != sum);
-  if (p.lse.data)
-    store_u32(p.lse.data + 4 * offset_of(p.lse, f.batch, h, f.q_row + mem.row_query()[row], 0),
-              bits_of(nothing ? -infinity() : float(top + log_f64(sum))));
-  mem.row_m()[row] = float(factor);
-  mem.row_l()[row] = empty || nothing ? 1.0f : float(sum);
+  const row_end end = end_row(mem.row_m()[row], mem.row_l()[row], sink_of(p.sinks, h));
+  if (p.lse.data) store_u32(p.lse.data + 4 * offset_of(p.lse, f.batch, h, f.q_row + mem.row_query()[row], 0), bits_of(end.lse));
+  mem.row_m()[row] = end.factor;
+  mem.row_l()[row] = end.divisor;
 }
 
 CQSA_DEVICE void store_quad(const gpu_view& x, int64_t at, const float* value) {

@@ -13,7 +13,7 @@ CQSA_DEVICE int64_t gathered_row(const gather_params& p, int64_t n, int64_t* ite
     int64_t low = 0, high = p.num_runs - 1;
     while (low < high) {
       const int64_t middle = (low + high + 1) / 2;
-      if (p.runs[middle].first <= n) low = middle;
+      if (CQSA_MUTANT(1) ? p.runs[middle].first < n : p.runs[middle].first <= n) low = middle;
       else high = middle - 1;
     }
     return p.runs[low].row + n - p.runs[low].first;
@@ -22,7 +22,7 @@ CQSA_DEVICE int64_t gathered_row(const gather_params& p, int64_t n, int64_t* ite
   if (!p.page_table) return row;
   const int64_t at = *item * p.page_table_stride[0] + row / p.page_size * p.page_table_stride[1];
   const int64_t page = int32_t(load_u32(p.page_table + 4 * at));
-  *item = page >= 0 && page < p.num_pages ? page : -1;
+  *item = page >= 0 && page < p.num_pages ? page : CQSA_MUTANT(2) ? 0 : -1;
   return row % p.page_size;
 }
 
@@ -32,7 +32,7 @@ CQSA_DEVICE void copy_unit(const char* from, char* to, int bytes) {
     *reinterpret_cast<word4x*>(to) = *reinterpret_cast<const word4x*>(from);
   } else if (bytes == 8) {
     store_u32(to, load_u32(from));
-    store_u32(to + 4, load_u32(from + 4));
+    if (!CQSA_MUTANT(3)) store_u32(to + 4, load_u32(from + 4));
   } else if (bytes == 4) {
     store_u32(to, load_u32(from));
   } else if (bytes == 2) {

@@ -112,6 +112,7 @@ CQSA_DEVICE float product_f32(float a, float b) {
 #else
 CQSA_DEVICE float product_f32(float a, float b) { return __fmul_rn(a, b); }
 #endif
+CQSA_DEVICE float log_f32(float x) { return logf(x); }
 CQSA_DEVICE double log_f64(double x) { return log(x); }
 CQSA_DEVICE double exp_f64(double x) { return exp(x); }
 CQSA_DEVICE float tanh_f32(float x) { return tanhf(x); }

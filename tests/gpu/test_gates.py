@@ -75,6 +75,7 @@ class Registers(unittest.TestCase):
             (folder / "logs.txt").write_text("\n".join(f"{number}.log" for number in range(len(logs))))
             for name, text in (files or {}).items():
                 (folder / name).write_text(text)
+                (folder / name).chmod(0o755)
             return status_of(ptxas_report, folder, *[option.replace("@", f"{folder}/") for option in options])
 
     def refused(self, words, *arguments, **keywords):
@@ -117,6 +118,17 @@ class Registers(unittest.TestCase):
             else:
                 self.passes("--compare", "@t.md", files=files)
         self.passes("--compare", "@t.md", files={"t.md": table.format("nvcc-12.9", "| `k` | 50 |\n")})
+
+    def test_dynamic_shared_memory(self):
+        table = "Compilers: nvcc-13.0. A cell\n\n| kernel | dynamic shared | sm_80 |\n|---|---|---|\n| `k` | {} | 100 |\n"
+        options = "--launches", "@run", "--compare", "@t.md"
+        for said, cell in [("k 0 0", "0"), ("k 1024 1024", "1024"), ("k 8 64", "8-64")]:
+            self.passes(*options, files={"run": f"#!/bin/sh\necho {said}\necho j 1 1\n", "t.md": table.format(cell)})
+        files = {"run": "#!/bin/sh\necho k 8 65\n", "t.md": table.format("8-64")}
+        self.refused("k has 8-64 bytes of dynamic shared memory, now 8-65", *options, files=files)
+        self.refused("k has no bytes", *options, files={**files, "t.md": table.format("")})
+        self.refused("run launches no k", *options, files={**files, "run": "#!/bin/sh\necho j 1 1\n"})
+        self.passes("--launches", "@run", "--update", "@new.md", files=files)
 
     def test_nothing_built(self):
         self.assertEqual(self.report(logs=[])[0], 1)

@@ -5,15 +5,13 @@
 #include "tests/unit/cpu_leaf_problem.h"
 
 #include "backends/gpu/selected_fill.h"
+#include "apart.h"
 #include "simt_port.h"
 #include "simt_runtime.h"
 
-#include <csignal>
+#include <algorithm>
 #include <cstdio>
 #include <functional>
-
-#include <sys/wait.h>
-#include <unistd.h>
 
 namespace {
 
@@ -230,18 +228,9 @@ inline std::string selected_mistake(const cqsa_selected_impl& impl, selected_pro
 // Whether one of the checks notices, in a process of its own, which a mutant may crash.
 using selected_check = std::function<std::string()>;
 inline bool noticed(const std::vector<selected_check>& checks) {
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    if (!std::freopen("/dev/null", "w", stderr)) _exit(1);
-    std::signal(SIGSEGV, SIG_DFL), std::signal(SIGABRT, SIG_DFL), std::signal(SIGFPE, SIG_DFL);  // not Catch's report
-    for (const selected_check& check : checks)
-      if (!check().empty()) _exit(1);
-    _exit(0);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  return !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  return cqsa::simt::fails_apart([&] {
+    return std::any_of(checks.begin(), checks.end(), [](const selected_check& check) { return !check().empty(); });
+  });
 }
 
 // Each numbered mutant, and each place where threads meet that is left out, must be noticed. Returns those that are not.

@@ -122,6 +122,7 @@ CQSA_DEVICE float exp_f32(float x) { return std::exp(x); }
 CQSA_DEVICE float exp2_f32(float x) { return std::exp2(x); }
 CQSA_DEVICE float reciprocal_f32(float x) { return 1.0f / x; }
 CQSA_DEVICE float product_f32(float a, float b) { return a * b; }  // kernels are compiled without contraction
+CQSA_DEVICE float log_f32(float x) { return std::log(x); }
 CQSA_DEVICE double log_f64(double x) { return std::log(x); }
 CQSA_DEVICE double exp_f64(double x) { return std::exp(x); }
 CQSA_DEVICE float tanh_f32(float x) { return std::tanh(x); }

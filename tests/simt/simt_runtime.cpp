@@ -12,7 +12,9 @@
 #include <cstdio>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
+#include <tuple>
 
 #if defined(CQSA_SIMT_TSAN)
 #include <sanitizer/tsan_interface.h>
@@ -58,6 +60,7 @@ std::string describe(const place_in_code& at) {
 struct site_book {
   std::mutex mutex;
   std::map<std::string, call_site> seen;
+  std::set<std::tuple<const char*, const char*, int>> known;  // by address: no text is made for a place that is known
   bool recording = false, leaving_out = false;
   call_site left_out;
 } sites;
@@ -66,7 +69,7 @@ struct site_book {
 bool passes_by(const place_in_code& at) {
   if (sites.recording) {
     std::lock_guard lock(sites.mutex);
-    sites.seen.insert({describe(at), {at.what, without_folders(at.file), at.line}});
+    if (sites.known.insert({at.what, at.file, at.line}).second) sites.seen.insert({describe(at), {at.what, without_folders(at.file), at.line}});
   }
   return sites.leaving_out && sites.left_out.line == at.line && sites.left_out.what == at.what && sites.left_out.file == without_folders(at.file);
 }
@@ -88,7 +91,7 @@ void fail(const char* format, ...) {
 }
 
 void record_sites(bool on) {
-  sites.seen.clear();
+  sites.seen.clear(), sites.known.clear();
   sites.recording = on;
 }
 std::vector<call_site> recorded_sites() {

@@ -1,30 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tests of the portable kernels bite: each deliberate mistake in them (CQSA_MUTANT) and each meeting place of their threads
 // that is left out gives a failure in one of a few small problems.
+#include "apart.h"
 #include "small_checks.h"
-
-#include <csignal>
-#include <cstdio>
-
-#include <sys/wait.h>
-#include <unistd.h>
 
 using namespace cqsa::simt;
 
 namespace {
 
-// The same in a process of its own, which a mutant may crash.
-bool fails_apart(const std::vector<check_function>& checks) {
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    std::freopen("/dev/null", "w", stderr);
-    std::signal(SIGSEGV, SIG_DFL), std::signal(SIGABRT, SIG_DFL), std::signal(SIGFPE, SIG_DFL);  // not Catch's report
-    _exit(first_mistake(checks).empty() ? 0 : 1);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  return !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+bool any_fails(const std::vector<check_function>& checks) {
+  return fails_apart([&] { return !first_mistake(checks).empty(); });
 }
 
 }  // namespace
@@ -35,7 +20,7 @@ TEST_CASE("simt attention: every mutant is noticed") {
   for (int mutant = 1; mutant <= 4; ++mutant) {
     INFO("CQSA_MUTANT(" << mutant << ")");
     cqsa_simt_mutant = mutant;
-    CHECK(fails_apart(checks));
+    CHECK(any_fails(checks));
     cqsa_simt_mutant = 0;
   }
 }
@@ -51,7 +36,7 @@ TEST_CASE("simt attention: every meeting place is needed") {
   int num_missed = 0;
   for (const call_site& site : sites) {
     leave_out(&site);
-    if (!fails_apart(checks)) missed += " " + site.what + " at " + site.file + ":" + std::to_string(site.line), ++num_missed;
+    if (!any_fails(checks)) missed += " " + site.what + " at " + site.file + ":" + std::to_string(site.line), ++num_missed;
     leave_out(nullptr);
   }
   WARN(sites.size() << " meeting places, not needed:" << missed);

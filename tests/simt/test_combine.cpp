@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The combine kernel with its host part against fp64: random states of several splits, empty ones full of NaN.
 #include "backends/gpu/combine_leaf.h"
+#include "backends/gpu/row_end.cuh"
 #include "simt_leaf.h"
 
 #include <array>
@@ -217,5 +218,27 @@ TEST_CASE("simt combine: every mutant and every meeting place is noticed") {
     INFO("mutant " << mutant);
     CHECK(failures());
     cqsa_simt_mutant = 0;
+  }
+}
+
+// All kernels end their rows so.
+TEST_CASE("simt combine: the end of a row is that of f64, in f32") {
+  dice d(5);
+  const float no_sink = -std::numeric_limits<float>::infinity();
+  for (int i = 0; i < 20000; ++i) {
+    const float m = float(20 * d.normal()), l = float(std::exp2(d.normal() * (i % 2 ? 40 : 3)));
+    const float sink = i % 3 ? no_sink : float(20 * d.normal());
+    const cqsa::gpu::row_end end = cqsa::gpu::end_row(m, l, sink);
+    const double top = std::max(double(m), double(sink)), factor = std::exp(m - top);
+    const double sum = l * factor + (i % 3 ? 0 : std::exp(sink - top)), lse = top + std::log(sum);
+    INFO(m << " " << l << " " << sink);
+    REQUIRE(std::fabs(end.lse - lse) <= 1e-7 * (1 + std::fabs(lse)));
+    REQUIRE(std::fabs(end.divisor - sum) <= 1.2e-7 * sum);
+    REQUIRE(std::fabs(end.factor - factor) <= 1.2e-7 * factor + 1e-37);
+  }
+  const double log_of[][2] = {{0, -inf}, {inf, inf}, {-1, nan64}, {nan64, nan64}, {1, 0}, {0x1p-140, std::log(0x1p-140)}};
+  for (const auto& [x, want] : log_of) {
+    const double got = cqsa::gpu::log_of_sum(float(x));
+    CHECK((got == want || (got != got && want != want) || std::fabs(got - want) < 1e-5));
   }
 }

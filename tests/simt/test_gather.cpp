@@ -7,6 +7,7 @@
 #endif
 
 #include "backends/gpu/gather.h"
+#include "simt_device.h"
 #include "simt_port.h"
 
 #include <cstring>
@@ -84,29 +85,48 @@ void make(std::mt19937_64& random, gather_case& x) {
   l.to = aligned(x.result) + 16 + (between(0, 3) ? 0 : 3);
 }
 
+// How many bytes of case n are wrong, those beside the result included; -1 where the gather itself fails.
+int64_t wrong_bytes(std::mt19937_64& random, int n) {
+  gather_case x;
+  make(random, x);
+  simt::device device;
+  device.facts.lanes = n % 2 ? 32 : 64, device.facts.compute_units = 1 + n % 3, device.seed = uint64_t(n);
+  std::vector<char> workspace(gather_workspace(x.leaf) + 1);
+  if (portable_gather(&device, x.leaf, workspace.data(), workspace.size() - 1, nullptr) != CQSA_OK) return -1;
+  const gather_leaf& l = x.leaf;
+  const char* to = static_cast<const char*>(l.to);
+  const int64_t count = l.batch * l.heads * l.rows * l.channels;
+  int64_t wrong = (to[-1] != 0x55) + (to[count * x.bytes] != 0x55);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t c = i % l.channels, row = i / l.channels % l.rows, h = i / l.channels / l.rows % l.heads;
+    const char zeros[8] = {0};
+    const char* want = x.origin(i / l.channels / l.rows / l.heads, h, row, c);
+    wrong += std::memcmp(want ? want : zeros, to + i * x.bytes, size_t(x.bytes)) != 0;
+  }
+  return wrong;
+}
+
 }  // namespace
 
 TEST_CASE("simt gather: runs, page tables and plain rows at any stride and address") {
   std::mt19937_64 random(5);
   for (int n = 0; n < 300; ++n) {
     INFO("case " << n);
-    gather_case x;
-    make(random, x);
-    simt::device device;
-    device.facts.lanes = n % 2 ? 32 : 64, device.facts.compute_units = 1 + n % 3, device.seed = uint64_t(n);
-    std::vector<char> workspace(gather_workspace(x.leaf) + 1);
-    REQUIRE(portable_gather(&device, x.leaf, workspace.data(), workspace.size() - 1, nullptr) == CQSA_OK);
-    const gather_leaf& l = x.leaf;
-    const char* to = static_cast<const char*>(l.to);
-    const int64_t count = l.batch * l.heads * l.rows * l.channels;
-    int64_t wrong = (to[-1] != 0x55) + (to[count * x.bytes] != 0x55);
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t c = i % l.channels, row = i / l.channels % l.rows, h = i / l.channels / l.rows % l.heads;
-      const char zeros[8] = {0};
-      const char* want = x.origin(i / l.channels / l.rows / l.heads, h, row, c);
-      wrong += std::memcmp(want ? want : zeros, to + i * x.bytes, size_t(x.bytes)) != 0;
-    }
-    REQUIRE(wrong == 0);
+    REQUIRE(wrong_bytes(random, n) == 0);
+  }
+}
+
+// Its threads share nothing and meet nowhere: the mistakes are a run's first row looked for in the run before, a page that is not
+// there read from page 0, and half of a unit of eight bytes.
+TEST_CASE("simt gather: every mutant is noticed") {
+  for (int mutant = 1; mutant <= 3; ++mutant) {
+    cqsa_simt_mutant = mutant;
+    std::mt19937_64 random(5);
+    bool noticed = false;
+    for (int n = 0; n < 60 && !noticed; ++n) noticed = wrong_bytes(random, n) != 0;
+    cqsa_simt_mutant = 0;
+    INFO("CQSA_MUTANT(" << mutant << ")");
+    CHECK(noticed);
   }
 }
 

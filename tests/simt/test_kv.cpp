@@ -4,14 +4,9 @@
 #include "tests/unit/kv_oracle.h"
 
 #include "backends/gpu/kv.h"
+#include "apart.h"
 #include "simt_port.h"
 #include "simt_runtime.h"
-
-#include <csignal>
-#include <cstdio>
-
-#include <sys/wait.h>
-#include <unistd.h>
 
 using namespace cqsa;
 
@@ -73,18 +68,8 @@ std::string first_mistake() {
   return "";
 }
 
-// In a process of its own, which a mutant may crash.
-bool fails_apart() {
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(0);
-    for (const int signal : {SIGSEGV, SIGABRT, SIGFPE}) std::signal(signal, SIG_DFL);  // not Catch's report
-    _exit(first_mistake().empty() ? 0 : 1);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  return !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+bool any_fails() {
+  return simt::fails_apart([] { return !first_mistake().empty(); });
 }
 
 }  // namespace
@@ -110,7 +95,7 @@ TEST_CASE("simt kv: every mutant is noticed") {
   for (int mutant = 21; mutant <= 24; ++mutant) {
     INFO("CQSA_MUTANT(" << mutant << ")");
     cqsa_simt_mutant = mutant;
-    CHECK(fails_apart());
+    CHECK(any_fails());
     cqsa_simt_mutant = 0;
   }
 }
@@ -124,7 +109,7 @@ TEST_CASE("simt kv: every meeting place is needed") {
   for (const simt::call_site& site : sites) {
     INFO(site.what << " at " << site.file << ":" << site.line);
     simt::leave_out(&site);
-    CHECK(fails_apart());
+    CHECK(any_fails());
     simt::leave_out(nullptr);
   }
 }

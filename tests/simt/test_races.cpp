@@ -2,13 +2,8 @@
 // The portable kernels under TSan, which sees each GPU thread as a thread: two accesses to the same memory, one of them a write,
 // without a barrier or an operation of all lanes between them, are a race, whatever the values and the schedule. Only kernels are
 // instrumented (CMakeLists.txt).
+#include "apart.h"
 #include "small_checks.h"
-
-#include <csignal>
-#include <cstdio>
-
-#include <sys/wait.h>
-#include <unistd.h>
 
 using namespace cqsa::simt;
 
@@ -22,18 +17,11 @@ namespace {
 
 // Whether a process of its own finds a race, or a mistake, in one of the checks.
 bool race_apart(const std::vector<check_function>& checks) {
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    std::freopen("/dev/null", "w", stderr);
-    std::signal(SIGSEGV, SIG_DFL), std::signal(SIGABRT, SIG_DFL), std::signal(SIGFPE, SIG_DFL);
+  return fails_apart([&] {
     bool found = false;
     for (const check_function& check : checks) found = found || !check(32, 1).empty() || num_reports > 0;
-    _exit(found);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  return !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    return found;
+  });
 }
 
 }  // namespace

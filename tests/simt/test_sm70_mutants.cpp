@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tests of the sm_70 kernels bite: each deliberate mistake in them (CQSA_MUTANT) and each meeting place of their threads that is
 // left out gives a failure in one of a few small problems.
+#include "apart.h"
 #include "sm70_selected.h"
 
-#include <csignal>
-#include <cstdio>
 #include <functional>
-
-#include <sys/wait.h>
-#include <unistd.h>
 
 using namespace cqsa::simt;
 
@@ -80,18 +76,8 @@ std::string first_mistake(const std::vector<check_function>& checks, uint64_t se
   return "";
 }
 
-// In a process of its own, which a mutant may crash.
-bool fails_apart(const std::vector<check_function>& checks, uint64_t seeds) {
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    if (!std::freopen("/dev/null", "w", stderr)) _exit(2);
-    std::signal(SIGSEGV, SIG_DFL), std::signal(SIGABRT, SIG_DFL), std::signal(SIGFPE, SIG_DFL);  // not Catch's report
-    _exit(first_mistake(checks, seeds).empty() ? 0 : 1);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  return !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+bool any_fails(const std::vector<check_function>& checks, uint64_t seeds) {
+  return fails_apart([&] { return !first_mistake(checks, seeds).empty(); });
 }
 
 }  // namespace
@@ -102,7 +88,7 @@ TEST_CASE("simt sm70: every mutant is noticed") {
   for (int mutant = 1; mutant <= 9; ++mutant) {
     INFO("CQSA_MUTANT(" << mutant << ")");
     cqsa_simt_mutant = mutant;
-    CHECK(fails_apart(checks, 4));
+    CHECK(any_fails(checks, 4));
     cqsa_simt_mutant = 0;
   }
 }
@@ -118,7 +104,7 @@ TEST_CASE("simt sm70: every meeting place is needed") {
   int num_missed = 0;
   for (const call_site& site : sites) {
     leave_out(&site);
-    if (!fails_apart(checks, 3)) missed += " " + site.what + " at " + site.file + ":" + std::to_string(site.line), ++num_missed;
+    if (!any_fails(checks, 3)) missed += " " + site.what + " at " + site.file + ":" + std::to_string(site.line), ++num_missed;
     leave_out(nullptr);
   }
   WARN(sites.size() << " meeting places, not needed:" << missed);

@@ -1,75 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 // The attention of sm_75, which is that of sm_80 on instructions of Turing, through its host part: random problems against the fp64
 // reference, and proof that they bite.
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
-
 #include "backends/cuda/tuned.h"
-#include "benchmarks/gpu_leaf_random.h"
-#include "simt_port.h"
-#include "simt_runtime.h"
-
-#include <cstdlib>
-
-using namespace cqsa;
+#include "random_checks.h"
 
 namespace {
 
-class heap {
- public:
-  heap() : memory_{[this](size_t n) { return take(n); }, [this] { clear(); }} {}
-  ~heap() { clear(); }
-  random_leaf::memory& memory() { return memory_; }
-
- private:
-  void* take(size_t n) {
-    all_.push_back(std::aligned_alloc(64, (n + 63) / 64 * 64));
-    return all_.back();
-  }
-  void clear() {
-    for (void* p : all_) std::free(p);
-    all_.clear();
-  }
-  std::vector<void*> all_;
-  random_leaf::memory memory_;
-};
-
-std::string check(heap& h, uint64_t seed) {
+// Every fourth problem is one for the plain kernels.
+std::string check_sm75(heap& h, uint64_t seed) {
   simt::device device;
   const cqsa_chip chip{75, 1, 65536, 0};
-  device.facts = {32, 1, 65536, 75, 75}, device.seed = seed;
-  return random_leaf::check(seed, h.memory(), 200, &device, nullptr, nullptr, gpu::sm75_attention, chip);
+  device.facts = {32, 1, 65536, 75, 75}, device.seed = seed + (schedule << 32);
+  return random_leaf::check(seed, h.memory(), 200, &device, nullptr, nullptr, gpu::sm75_attention, chip, seed % 4 == 0);
+}
+
+const std::vector<known_problem>& problems() {
+  static const std::vector<known_problem> all = find_problems(check_sm75, 64, "attention");
+  return all;
 }
 
 }  // namespace
 
-TEST_CASE("simt sm75 attention: random problems") {
-  const char* text = std::getenv("CQSA_SEED");
-  const uint64_t begin = text ? std::strtoull(text, nullptr, 10) : 1;
-  heap h;
-  int taken = 0;
-  for (uint64_t seed = begin; seed < begin + 250; ++seed) {
-    const std::string wrong = check(h, seed);
-    if (wrong == "declined") continue;
-    ++taken;
-    CHECK(wrong == "");
-  }
-  CHECK(taken > 40);
+TEST_CASE("simt sm75 attention: random problems") { check_random(check_sm75, 140, 6); }
+
+TEST_CASE("simt sm75 attention: half of a product left out is noticed", "[mutants]") {
+  REQUIRE(!any_fails(check_sm75, problems()));
+  CHECK(unnoticed_mutants(check_sm75, problems(), 21, 21) == "");
 }
 
-TEST_CASE("simt sm75 attention: half of a product left out is noticed") {
-  heap h;
-  cqsa_simt_mutant = 21;
-  int noticed = 0;
-  for (uint64_t seed = 1; seed <= 40 && noticed == 0; ++seed) {
-    const std::string wrong = check(h, seed);
-    noticed += wrong != "" && wrong != "declined";
-  }
-  cqsa_simt_mutant = 0;
-  CHECK(noticed > 0);
+TEST_CASE("simt sm75 attention: every meeting place is needed", "[mutants]") {
+  size_t count = 0;
+  CHECK(needless_places(check_sm75, problems(), {"ballot at attention_math.cuh"}, &count) == "");  // why: test_sm80_attention.cpp
+  CHECK(count > 25);
 }
 
 TEST_CASE("simt sm75 attention: what is declined") {

@@ -1,112 +1,110 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention of sm_80 through its host part, on random problems against the fp64 reference, and proof that they bite.
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-#else
-#include <catch2/catch.hpp>
-#endif
-
+// The attention of sm_80 through its host part, on random problems and a few special ones against the fp64 reference, and proof that
+// they bite.
 #include "backends/cuda/tuned.h"
-#include "benchmarks/gpu_leaf_random.h"
-#include "simt_port.h"
-#include "simt_runtime.h"
-
-#include <csignal>
-#include <cstdio>
-#include <cstdlib>
-
-#include <sys/wait.h>
-#include <unistd.h>
-
-using namespace cqsa;
+#include "random_checks.h"
+#include "tests/unit/cpu_leaf_problem.h"
 
 namespace {
 
-class heap {
- public:
-  heap() : memory_{[this](size_t n) { return take(n); }, [this] { clear(); }} {}
-  ~heap() { clear(); }
-  random_leaf::memory& memory() { return memory_; }
+// A device that has compute_units: with one, big tiles are in use for the smallest grid; with many, those of the general kernels.
+simt::device ampere(uint64_t seed, int32_t compute_units = 1) {
+  simt::device d;
+  d.facts = {32, compute_units, 232448, 80, 80}, d.seed = seed + (schedule << 32);
+  return d;
+}
+constexpr cqsa_chip chip{80, 1, 232448, 0};
 
- private:
-  void* take(size_t n) {
-    all_.push_back(std::aligned_alloc(64, (n + 63) / 64 * 64));
-    return all_.back();
-  }
-  void clear() {
-    for (void* p : all_) std::free(p);
-    all_.clear();
-  }
-  std::vector<void*> all_;
-  random_leaf::memory memory_;
-};
-
-// Every second problem is one for the plain kernels. compute_units 1 keeps the plain kernels in use where a real device would take smaller tiles.
-std::string check(heap& h, uint64_t seed) {
-  simt::device device;
-  const cqsa_chip chip{80, 1, 232448, 0};
-  device.facts = {32, 1, 232448, 80, 80}, device.seed = seed;
+// Every second problem is one for the plain kernels; of those a quarter is given to the general ones, as it would be for its size.
+std::string check_sm80(heap& h, uint64_t seed) {
+  simt::device device = ampere(seed, seed % 8 == 6 ? 1000 : 1);
   return random_leaf::check(seed, h.memory(), 200, &device, nullptr, nullptr, gpu::sm80_attention, chip, seed % 2 == 0);
 }
 
+// "" where the kernels give what the reference gives for out; NaN must meet NaN.
+std::string mistake(problem& p, double tolerance) {
+  run_reference(p);
+  guarded out(p.out), lse(p.lse);
+  cqsa_attention_leaf leaf = p.with(p.out, p.lse);
+  leaf.chip = chip;
+  char reason[256] = "";
+  if (gpu::sm80_attention.probe(&leaf, reason, sizeof reason) != CQSA_OK) return reason;
+  simt::device device = ampere(1);
+  std::vector<char> memory(size_t(gpu::sm80_attention.workspace(&leaf, 1) + 1));
+  if (gpu::sm80_attention.launch(&device, &leaf, memory.data(), memory.size() - 1, nullptr, nullptr) != CQSA_OK) return simt::last_error();
+  return differs(p.out, p.exact_out, tolerance) + differs(p.lse, p.exact_lse, 2e-4);
+}
+
 }  // namespace
 
-TEST_CASE("simt sm80 attention: random problems") {
-  const char* text = std::getenv("CQSA_SEED");
-  const uint64_t begin = text ? std::strtoull(text, nullptr, 10) : 1;
-  const char* number = std::getenv("CQSA_PROPERTY_COUNT");
-  const uint64_t count = number ? std::strtoull(number, nullptr, 10) : 150;
-  heap h;
-  int taken = 0;
-  for (uint64_t seed = begin; seed < begin + count; ++seed) {
-    const std::string wrong = check(h, seed);
-    if (wrong == "declined") continue;
-    ++taken;
-    CHECK(wrong == "");
+TEST_CASE("simt sm80 attention: random problems") { check_random(check_sm80, 150, 3); }
+
+// A tile has as many keys as can be counted, and no other test has them all wild.
+TEST_CASE("simt sm80 attention: columns of infinite values in tiles that some rows see in part") {
+  for (const cqsa_dtype type : {CQSA_DTYPE_F16, CQSA_DTYPE_BF16})
+    for (const int64_t dim : {64, 128}) {
+      problem p = plain(1, 1, 1, 128, 128, dim, dim, type);
+      p.leaf.causal = CQSA_CAUSAL_BOTTOM_RIGHT;
+      for (int64_t n = 0; n < 128; ++n) {
+        p.v.write(0, 0, n, 5, -inf), p.v.write(0, 0, n, 6, inf);
+        p.v.write(0, 0, n, 7, n == 100 ? inf : -inf), p.v.write(0, 0, n, 9, n == 127 ? nan64 : -inf);
+      }
+      INFO(type << " " << dim);
+      CHECK(mistake(p, type == CQSA_DTYPE_F16 ? 4e-3 : 3e-2) == "");
+    }
+}
+
+TEST_CASE("simt sm80 attention: an infinite code has the sign of its scale") {
+  for (const int32_t kind : {CQSA_SCALE_TOKEN, CQSA_SCALE_HEAD, CQSA_SCALE_NONE}) {
+    problem p = plain(1, 2, 1, 90, 90, 64, 64, CQSA_DTYPE_F16);
+    p.leaf.causal = CQSA_CAUSAL_BOTTOM_RIGHT;
+    dice d(3);
+    for (tensor* x : {&p.k, &p.v}) {
+      *x = tensor(CQSA_DTYPE_E5M2, {1, 1, 90, 64});
+      x->fill([&](auto...) { return d.normal(); });
+    }
+    p.leaf.scale_v = kind;
+    if (kind == CQSA_SCALE_TOKEN) p.v_scale = tensor(CQSA_DTYPE_F32, {1, 1, 90, 1});
+    if (kind == CQSA_SCALE_HEAD) p.v_scale = tensor(CQSA_DTYPE_F32, {1, 1, 1, 1});
+    if (kind != CQSA_SCALE_NONE) p.v_scale.fill([](int64_t, int64_t, int64_t row, int64_t) { return row % 3 == 0 ? -0.7 : 1.3; });
+    if (kind == CQSA_SCALE_TOKEN) p.v_scale.write(0, 0, 70, 0, 0.0);
+    for (const int64_t row : {3, 17, 38, 57, 64, 70, 83}) *p.v.at(0, 0, row, row % 16) = char(row % 2 ? 0xfc : 0x7c);
+    INFO(kind);
+    CHECK(mistake(p, 1e-2) == "");
   }
-  CHECK(taken * 3 >= int(count));
+}
+
+TEST_CASE("simt sm80 attention: the big tiles of every size fit where a block has 99 KiB") {
+  const int64_t sizes[][4] = {{64, 64, 128, 1}, {96, 96, 128, 1}, {128, 128, 128, 1}, {192, 128, 128, 1}, {256, 256, 64, 1}};
+  for (const auto& [d, dv, rows, blocks] : sizes) {
+    problem p = plain(1, 1, 1, 8, 8, d, dv, CQSA_DTYPE_F16);
+    cqsa_attention_leaf leaf = p.with(p.out, p.lse);
+    cqsa_leaf_tile tile{};
+    INFO(d);
+    leaf.chip = {80, 1, 99 << 10, 0};
+    CHECK(gpu::sm80_attention.tiles(&leaf, &tile, 1) == 1);
+    CHECK((tile.tile_q == rows && tile.blocks_per_unit == double(blocks)));
+    leaf.chip = chip;
+    CHECK(gpu::sm80_attention.tiles(&leaf, &tile, 1) == 1);
+    CHECK((tile.tile_q == rows && tile.blocks_per_unit == 2.0));
+  }
 }
 
 namespace {
-
-// Problems for the mutants: few, but each form of kernel, hidden pairs with NaN under them, and a state.
-const std::vector<uint64_t>& mutant_seeds() {
-  static const std::vector<uint64_t> seeds = [] {
-    heap h;
-    std::vector<uint64_t> out;
-    for (uint64_t seed = 1; seed <= 60; ++seed)
-      if (check(h, seed) == "") out.push_back(seed);
-    return out;
-  }();
-  return seeds;
+const std::vector<known_problem>& problems() {
+  static const std::vector<known_problem> all = find_problems(check_sm80, 64, "attention");
+  return all;
 }
-
-// Whether one of them fails, in a process of its own, which a mutant may crash.
-bool fails_apart() {
-  const std::vector<uint64_t>& seeds = mutant_seeds();
-  const pid_t child = fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    if (!std::freopen("/dev/null", "w", stderr)) _exit(2);
-    std::signal(SIGSEGV, SIG_DFL), std::signal(SIGABRT, SIG_DFL), std::signal(SIGFPE, SIG_DFL);  // not Catch's report
-    heap h;
-    for (const uint64_t seed : seeds)
-      if (!check(h, seed).empty()) _exit(1);
-    _exit(0);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  return !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-}
-
 }  // namespace
 
-TEST_CASE("simt sm80 attention: every mutant is noticed") {
-  REQUIRE(!fails_apart());
-  for (int mutant = 11; mutant <= 13; ++mutant) {
-    INFO("CQSA_MUTANT(" << mutant << ")");
-    cqsa_simt_mutant = mutant;
-    CHECK(fails_apart());
-    cqsa_simt_mutant = 0;
-  }
+TEST_CASE("simt sm80 attention: every mutant is noticed", "[mutants]") {
+  REQUIRE(!any_fails(check_sm80, problems()));
+  CHECK(unnoticed_mutants(check_sm80, problems(), 11, 13) == "");
+}
+
+TEST_CASE("simt sm80 attention: every meeting place is needed", "[mutants]") {
+  // The ballot spares a warp products with 1; each lane's own answer would give the same bits.
+  size_t count = 0;
+  CHECK(needless_places(check_sm80, problems(), {"ballot at attention_math.cuh"}, &count) == "");
+  CHECK(count > 35);
 }

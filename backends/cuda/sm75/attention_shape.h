@@ -3,7 +3,7 @@
 // Turing has 64 KiB of shared memory: smaller tiles, one stage of keys, and another block to compute while one loads.
 #pragma once
 
-#include <cstdint>
+#include "backends/cuda/sm80/attention_shape.h"
 
 namespace cqsa::gpu::sm75 {
 
@@ -22,7 +22,7 @@ template <int D, int Dv, bool General> struct tile_shape {
 
   static constexpr int q_bytes = 2 * rows * D;
   static constexpr int k_bytes = 2 * keys * D, v_bytes = 2 * keys * Dv;
-  static constexpr int row_bytes = rows * (8 + 4 * 5);
+  static constexpr int row_bytes = sm80::row_table_bytes(rows, ahead);
   static constexpr int lane_bytes = threads * m_tiles * 8;
   static constexpr int facts_bytes = 256;
   static constexpr int addend_bytes = General ? 4 * rows * keys : 0;

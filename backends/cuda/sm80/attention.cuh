@@ -58,18 +58,17 @@ template <class S, int Kind> CQSA_DEVICE void attention_block(const attention_pa
   }
   load_queries<S, Kind>(p, mem);
   cp_async_commit();
-  while (f.gone < uint32_t(f.num_ranges)) {
+  while (f.gone < uint32_t(f.num_ranges)) {  // once at least
     if (f.first < f.end) {
       if constexpr (S::general) run_range_general<S, Kind>(p, mem, sums);
       else run_range_plain<S, Kind>(p, mem, sums);
     }
-    barrier();  // this range's facts and tiles are in use
+    cp_async_wait<0>();  // q, where there was no key: its room takes the sums in the end
+    barrier();           // this range's facts and tiles are in use
     if (t == 0) next_range<S>(p, mem);
     barrier();
     send_first_of_range<S>(p, mem);
   }
-  cp_async_wait<0>();
-  barrier();
   finish_rows<S>(p, mem, warp, sums);
 }
 

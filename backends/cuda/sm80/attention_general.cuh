@@ -99,7 +99,6 @@ CQSA_DEVICE void run_range_general(const attention_params& p, const tile_memory<
     if (p.scale_v != scale_none) multiply_pv_scaled<S, Kind>(mem.key_factor(turn) + 2 * S::keys, mem.v(0), x, sums);
     else multiply_pv<S, Kind>(mem.v(0), x, sums);
   }
-  cp_async_wait<0>();
 }
 
 }  // namespace cqsa::gpu::sm80

@@ -84,11 +84,18 @@ bool may_be_plain(const cqsa_attention_leaf& a) {
   return a.k.dtype == a.q.dtype && a.v.dtype == a.q.dtype && (a.chip.shared_bytes == 0 || a.chip.shared_bytes >= choose(a).plain_bytes);
 }
 
+// Of those that registers allow, the blocks on a multiprocessor for which it has the memory: a block costs 1 KiB beside its own, and
+// one may have all but that.
+double blocks_within(const cqsa_attention_leaf& a, int32_t most, int32_t bytes) {
+  if (a.chip.shared_bytes <= 0) return most;
+  return double(smaller(most, larger((a.chip.shared_bytes + 1024) / (bytes + 1024), 1)));
+}
+
 int32_t tiles(const cqsa_attention_leaf* leaf, cqsa_leaf_tile* out, int32_t capacity) {
   const variant& v = choose(*leaf);
   if (capacity < 1) return 0;
-  if (may_be_plain(*leaf)) *out = {v.plain_rows, v.plain_keys, 1.0, double(v.plain_blocks)};
-  else *out = {v.general_rows, v.general_keys, 1.0, double(v.general_blocks)};
+  if (may_be_plain(*leaf)) *out = {v.plain_rows, v.plain_keys, 1.0, blocks_within(*leaf, v.plain_blocks, v.plain_bytes)};
+  else *out = {v.general_rows, v.general_keys, 1.0, blocks_within(*leaf, v.general_blocks, v.general_bytes)};
   return 1;
 }
 

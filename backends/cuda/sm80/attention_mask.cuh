@@ -36,7 +36,7 @@ template <class S, class F> CQSA_DEVICE void for_each_logit(const tile_memory<S>
   for (int mt = 0; mt < S::m_tiles; ++mt)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = (warp * S::m_tiles + mt) * 16 + 8 * r + lane / 4, query = mem.row_query()[row];
+      const int row = (warp * S::m_tiles + mt) * 16 + 8 * r + lane / 4, query = mem.row_query(row);
       const int hi = w.hi + query < w.keys ? w.hi + query : w.keys, lo = w.lo + query > 0 ? w.lo + query : 0;
       const uint32_t width = hi > lo ? uint32_t(hi - lo) : 0u;
       const int at = lane % 4 * 2 - lo;
@@ -62,7 +62,7 @@ template <class S> CQSA_DEVICE void load_addend(const attention_params& p, const
   for (int n = thread_now(); n < S::rows * S::keys; n += S::threads) {
     const int row = n / S::keys, key = n % S::keys;
     if (row >= f.rows || key >= w.keys) continue;
-    const int64_t h = mem.row_head()[row], at = f.mask_row + mem.row_query()[row];
+    const int64_t h = mem.row_head(row), at = f.mask_row + mem.row_query(row);
     float x = 0.0f;
     if (p.mask.data && p.mask.data[offset_of(p.mask, f.batch, h, at, tile_col + key)] == 0) x = -infinity();
     else if (p.bias.data) x = load_element(p.bias.data, p.bias.kind, offset_of(p.bias, f.batch, h, at, tile_col + key));
@@ -93,7 +93,7 @@ CQSA_DEVICE void fix_logits(const attention_params& p, const tile_memory<S>& mem
   if (p.slopes.data) {
     const int ahead = int(f.position - tile_pos);
     for_each_logit<S>(mem, w, warp, [&](int mt, int nt, int i, int row, int key, bool) {
-      const int distance = ahead + mem.row_query()[row] - key;
+      const int distance = ahead + mem.row_query(row) - key;
       x.s[mt][nt][i] -= mem.row_slope()[row] * float(distance < 0 ? -distance : distance);
     });
   }
@@ -109,7 +109,7 @@ CQSA_DEVICE void fix_logits(const attention_params& p, const tile_memory<S>& mem
 
 // --------------------------------------------------------------------- general kernels: values with a scale of their own
 
-// o += p diag(scale) v. p times the scale is brought to at most 1 for each row before it is rounded: it neither overflows
+// o += p diag(|scale|) v; values have the signs. p times the scale is brought to at most 1 for each row before it is rounded: it neither overflows
 // halves nor vanishes in them, whatever the scales are.
 template <class S, int Kind>
 CQSA_DEVICE void multiply_pv_scaled(const float* scale, const unsigned char* values, logit_tile<S>& x, row_sums<S>& sums) {
@@ -121,8 +121,9 @@ CQSA_DEVICE void multiply_pv_scaled(const float* scale, const unsigned char* val
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float& p = x.s[0][nt][i];
-      if (bits_of(p) != 0x80000000u) p *= scale[nt * 8 + column + i % 2];
-      most[i / 2] = max_f32(most[i / 2], p < 0 ? -p : p);
+      const float by = scale[nt * 8 + column + i % 2];
+      if (bits_of(p) != 0x80000000u) p *= by < 0.0f ? -by : by;
+      most[i / 2] = max_f32(most[i / 2], p);
     }
   float inverse[2];
 #pragma unroll
@@ -186,12 +187,13 @@ template <class S, int Kind> CQSA_DEVICE void zero_wild_values(unsigned char* va
   }
 }
 
-// Wild values as numbers that can be counted: +Inf 1, -Inf 2^8, NaN 2^15, others 0. A tile has at most 128 of each.
+// Wild values as numbers that can be counted: +Inf 1, -Inf 2^8, NaN 3 * 2^14, others 0. A tile has at most 128 keys, each of which is
+// one of these, so that without a NaN the sum is at most 2^15.
 template <int Kind> CQSA_DEVICE uint32_t count_code(uint32_t half) {
   constexpr uint32_t inf = exponent_mask<Kind> & 0xffffu;
   const uint32_t magnitude = half & 0x7fffu;
   if (magnitude < inf) return 0;
-  if (magnitude > inf) return Kind == kind_f16 ? 0x7800u : 0x4700u;
+  if (magnitude > inf) return Kind == kind_f16 ? 0x7a00u : 0x4740u;
   if (half & 0x8000u) return Kind == kind_f16 ? 0x5c00u : 0x4380u;
   return Kind == kind_f16 ? 0x3c00u : 0x3f80u;
 }
@@ -199,8 +201,8 @@ template <int Kind> CQSA_DEVICE uint32_t count_codes(uint32_t two) { return coun
 
 CQSA_DEVICE float sum_of_wild(float count) {
   const int n = int(count);
-  const bool plus = (n & 0xff) != 0, minus = (n >> 8 & 0x7f) != 0;
-  if (n >= 1 << 15 || (plus && minus)) return float_of(0x7fc00000u);
+  const bool plus = (n & 0xff) != 0, minus = (n >> 8) != 0;
+  if (n > 1 << 15 || (plus && minus)) return float_of(0x7fc00000u);
   return plus ? infinity() : minus ? -infinity() : 0.0f;
 }
 

@@ -27,7 +27,7 @@ CQSA_DEVICE int tiles_before(int keys, int tile_keys, bool up) {
 
 // One thread, for the block.
 template <class S> CQSA_DEVICE void plan_range(const attention_params& p, const tile_memory<S>& mem) {
-  static_assert(sizeof(range_plan) <= 4 * S::rows, "its place");
+  static_assert(sizeof(range_plan) <= (S::ahead ? 64 : 4 * S::rows), "its place");
   const block_facts& f = mem.facts();
   range_plan& plan = plan_of<S>(mem);
   const range_window w = window_of(p, f);
@@ -138,7 +138,6 @@ CQSA_DEVICE void run_range_plain(const attention_params& p, const tile_memory<S>
     weigh<S>(p, mem, references, x);
     multiply_pv<S, Kind>(values, x, sums);
   }
-  cp_async_wait<0>();
 }
 
 }  // namespace cqsa::gpu::sm80

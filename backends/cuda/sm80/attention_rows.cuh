@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention_mask.cuh"
+#include "backends/gpu/row_end.cuh"
 
 namespace cqsa::gpu::sm80 {
 
@@ -60,6 +61,15 @@ template <class S, bool Store> CQSA_DEVICE void exchange_state(const attention_p
   const int lane = thread_now() % 32;
   const row_stage<S> stage(mem, warp);
   for_each_row<S>(warp, [&](int mt, int r, int row) {
+    const bool mine = row < f.rows;
+    const int64_t index = mine ? state_index(p, f, mem.row_query(row), mem.row_head(row)) : 0;
+    if constexpr (Store) {
+      const float total = quad_sum(mem.lane_l(mt).x[r]);
+      if (mine && lane % 4 == 0) p.state_m[index] = mem.row_m()[row], p.state_l[index] = total;
+    } else {
+      if (mine) mem.row_m()[row] = p.state_m[index];
+      if (mine && lane % 4 == 0) mem.lane_l(mt).x[r] = p.state_l[index];
+    }
 #pragma unroll
     for (int ct = 0; ct < S::dv / 8; ++ct) stage.pair(ct) = {{sums.o[mt][ct][2 * r], sums.o[mt][ct][2 * r + 1]}};
     lanes_barrier<32>();
@@ -67,24 +77,16 @@ template <class S, bool Store> CQSA_DEVICE void exchange_state(const attention_p
     for (int n = lane; n < 8 * (S::dv / 4); n += 32) {
       const int down = n / (S::dv / 4), c = n % (S::dv / 4), at = row - lane / 4 + down;
       if (at >= f.rows || c * 4 >= p.head_dim_v) continue;
-      float* acc = p.state_acc + state_index(p, f, mem.row_query()[at], mem.row_head()[at]) * p.head_dim_v;
+      float* acc = p.state_acc + state_index(p, f, mem.row_query(at), mem.row_head(at)) * p.head_dim_v;
       exchange_chunk<Store>(acc, c * 4, p.head_dim_v, stage.chunk(down, c));
     }
     lanes_barrier<32>();
-    const float total = quad_sum(mem.lane_l(mt).x[r]);
-    const bool mine = row < f.rows;
-    const int64_t at = mine ? state_index(p, f, mem.row_query()[row], mem.row_head()[row]) : 0;
-    if constexpr (Store) {
-      if (mine && lane % 4 == 0) p.state_m[at] = mem.row_m()[row], p.state_l[at] = total;
-    } else {
+    if constexpr (!Store) {
 #pragma unroll
       for (int ct = 0; ct < S::dv / 8; ++ct) {
         const float2x two = stage.pair(ct);
         sums.o[mt][ct][2 * r] = two.x[0], sums.o[mt][ct][2 * r + 1] = two.x[1];
       }
-      lanes_barrier<32>();
-      if (mine) mem.row_m()[row] = p.state_m[at];
-      if (mine && lane % 4 == 0) mem.lane_l(mt).x[r] = p.state_l[at];
     }
   });
 }
@@ -92,28 +94,10 @@ template <class S, bool Store> CQSA_DEVICE void exchange_state(const attention_p
 // One thread per row: its lse, and the factor that makes its sums the result.
 template <class S> CQSA_DEVICE void close_row(const attention_params& p, const tile_memory<S>& mem, int row) {
   const block_facts& f = mem.facts();
-  const int64_t h = mem.row_head()[row];
-  const float m = mem.row_m()[row];
-  double top = m, sum = mem.row_l()[row], factor = 1.0;
-  const double none = -double(infinity());
-  const bool empty = sum == 0.0 && m == -infinity();
-  if (empty) factor = 0.0;
-  if (p.sinks.data) {
-    const double sink = load_element(p.sinks.data, kind_f32, h * p.sinks.stride[1]);
-    if (empty) {
-      top = sink;
-      sum = 1.0;
-    } else if (sink != none) {
-      top = sink > top ? sink : top;
-      factor = exp_f64(double(m) - top);
-      sum = sum * factor + exp_f64(sink - top);
-    }
-  }
-  const bool nothing = top == none && !(sum != sum);
-  if (p.lse.data)
-    store_u32(p.lse.data + 4 * offset_of(p.lse, f.batch, h, f.q_row + mem.row_query()[row], 0),
-              bits_of(nothing ? -infinity() : float(top + log_f64(sum))));
-  mem.row_m()[row] = empty || nothing ? 0.0f : float(factor / sum);
+  const int64_t h = mem.row_head(row);
+  const row_end end = end_row(mem.row_m()[row], mem.row_l()[row], sink_of(p.sinks, h));
+  if (p.lse.data) store_u32(p.lse.data + 4 * offset_of(p.lse, f.batch, h, f.q_row + mem.row_query(row), 0), bits_of(end.lse));
+  mem.row_m()[row] = end.factor / end.divisor;
 }
 
 // Eight channels of the result.
@@ -150,7 +134,7 @@ template <class S> CQSA_DEVICE void store_rows(const attention_params& p, const 
     for (int n = lane; n < S::dv; n += 32) {
       const int down = n / (S::dv / 8), c = n % (S::dv / 8), at = row - lane / 4 + down;
       if (at >= f.rows || c * 8 >= p.head_dim_v) continue;
-      const int64_t to = offset_of(p.out, f.batch, mem.row_head()[at], f.q_row + mem.row_query()[at], 0);
+      const int64_t to = offset_of(p.out, f.batch, mem.row_head(at), f.q_row + mem.row_query(at), 0);
       store_chunk(p.out, to, c * 8, p.head_dim_v, *reinterpret_cast<const float4x*>(stage.chunk(down, 2 * c)),
                   *reinterpret_cast<const float4x*>(stage.chunk(down, 2 * c + 1)));
     }

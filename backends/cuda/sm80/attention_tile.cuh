@@ -16,22 +16,35 @@ template <class S> struct tile_memory {
   CQSA_DEVICE unsigned char* q() const { return base; }
   CQSA_DEVICE unsigned char* k(int stage) const { return base + S::q_bytes + stage * (S::k_bytes + S::v_bytes); }
   CQSA_DEVICE unsigned char* v(int stage) const { return k(stage) + S::k_bytes; }
-  CQSA_DEVICE int64_t* row_offset() const { return reinterpret_cast<int64_t*>(k(S::stages)); }
-  CQSA_DEVICE int32_t* row_query() const { return reinterpret_cast<int32_t*>(row_offset() + S::rows); }
-  CQSA_DEVICE int32_t* row_head() const { return row_query() + S::rows; }
-  CQSA_DEVICE float* row_slope() const { return reinterpret_cast<float*>(row_head() + S::rows); }
-  CQSA_DEVICE float* row_m() const { return row_slope() + S::rows; }
-  CQSA_DEVICE float* row_l() const { return row_m() + S::rows; }
   // Sums of p over the lane's own keys, of its two rows in tile mt.
-  CQSA_DEVICE float2x& lane_l(int mt) const { return reinterpret_cast<float2x*>(row_l() + S::rows)[thread_now() * S::m_tiles + mt]; }
-  CQSA_DEVICE block_facts& facts() const { return *reinterpret_cast<block_facts*>(reinterpret_cast<unsigned char*>(row_l() + S::rows) + S::lane_bytes); }
+  CQSA_DEVICE float2x& lane_l(int mt) const { return reinterpret_cast<float2x*>(k(S::stages))[thread_now() * S::m_tiles + mt]; }
+  CQSA_DEVICE block_facts& facts() const { return *reinterpret_cast<block_facts*>(k(S::stages) + S::lane_bytes); }
+  // Of each row (row_table_bytes()). l is there at the end only, when keys are done with; offsets at the beginning.
+  CQSA_DEVICE float* row_m() const { return reinterpret_cast<float*>(k(S::stages) + S::lane_bytes + S::facts_bytes); }
+  CQSA_DEVICE float* row_l() const { return reinterpret_cast<float*>(k(0)); }
+  CQSA_DEVICE int64_t* row_offset() const { return reinterpret_cast<int64_t*>(S::ahead ? k(1) : rest_of_rows()); }
+  CQSA_DEVICE int row_query(int row) const { return S::ahead ? short_query()[row] : long_query()[row]; }
+  CQSA_DEVICE int64_t row_head(int row) const {
+    return S::ahead ? facts().first_head + (row - short_query()[row] * facts().heads) : int64_t(long_query()[S::rows + row]);
+  }
+  CQSA_DEVICE void set_row(int row, int query, int64_t head) const {
+    if (S::ahead) short_query()[row] = uint8_t(query);
+    else long_query()[row] = query, long_query()[S::rows + row] = int32_t(head);
+  }
+  CQSA_DEVICE float* row_slope() const { return reinterpret_cast<float*>(S::ahead ? rest_of_rows() : rest_of_rows() + 16 * S::rows); }
   // General kernels only.
-  CQSA_DEVICE float* addend() const { return reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(&facts()) + S::facts_bytes); }
+  CQSA_DEVICE float* addend() const { return reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(row_m()) + S::row_bytes); }
   CQSA_DEVICE int64_t* key_offset(int parity, int n) const {  // k, v, their scales
     return reinterpret_cast<int64_t*>(reinterpret_cast<unsigned char*>(addend()) + S::addend_bytes + parity * (S::key_bytes / 2)) + n * S::keys;
   }
   // Per key: what its logits are multiplied with, 0 or -inf to hide it, what its p is multiplied with, and not used.
   CQSA_DEVICE float* key_factor(int parity) const { return reinterpret_cast<float*>(key_offset(parity, 4)); }
+
+ private:
+  static_assert(!S::ahead || S::rows <= 128, "a query's number in a byte");
+  CQSA_DEVICE unsigned char* rest_of_rows() const { return reinterpret_cast<unsigned char*>(row_m() + S::rows); }
+  CQSA_DEVICE int32_t* long_query() const { return reinterpret_cast<int32_t*>(rest_of_rows() + 8 * S::rows); }
+  CQSA_DEVICE uint8_t* short_query() const { return rest_of_rows() + 64; }
 };
 
 // Where chunk `chunk` of a row stands among its chunks.
@@ -69,8 +82,7 @@ template <class S> CQSA_DEVICE void begin_row(const attention_params& p, const t
   const bool used = x < f.rows;
   const int query = used ? x / f.heads : f.queries - 1, head = used ? x % f.heads : 0;
   const int64_t h = f.first_head + head;
-  mem.row_query()[x] = query;
-  mem.row_head()[x] = int32_t(h);
+  mem.set_row(x, query, h);
   mem.row_offset()[x] = used ? offset_of(p.q, f.batch, h, f.q_row + query, 0) : no_row;
   if constexpr (S::general) mem.row_slope()[x] = p.slopes.data ? load_element(p.slopes.data, kind_f32, offset_of(p.slopes, f.batch, h, 0, 0)) : 0.0f;
 }
@@ -84,7 +96,7 @@ template <class S> CQSA_DEVICE warp_place place_of_warp(const tile_memory<S>& me
   constexpr int rows = 16 * S::m_tiles;
   const block_facts& f = mem.facts();
   const int warp = thread_now() / 32, first = warp * rows;
-  return {warp, mem.row_query()[first], mem.row_query()[first + rows - 1], first < f.rows};
+  return {warp, mem.row_query(first), mem.row_query(first + rows - 1), first < f.rows};
 }
 
 // Eight channels of a row from any address and stride, as the halves that are multiplied; channels past the end are 0.
@@ -208,6 +220,9 @@ template <class S> CQSA_DEVICE void find_keys(const attention_params& p, const t
   if (thread_now() < S::keys) find_key<S>(p, mem, parity, first, end, thread_now());
 }
 
+// What p is not multiplied with of a scale: its sign, which an infinite code takes; with 0 it is NaN.
+CQSA_DEVICE float sign_of(float scale) { return scale < 0.0f ? -1.0f : scale == 0.0f ? 0.0f : 1.0f; }
+
 // k (Which 0) or v (1) of a tile whose keys have been looked up.
 template <class S, int Kind, int D, int Which>
 CQSA_DEVICE void load_keys(const attention_params& p, const tile_memory<S>& mem, int parity, unsigned char* to) {
@@ -230,6 +245,7 @@ CQSA_DEVICE void load_keys(const attention_params& p, const tile_memory<S>& mem,
     if (there) {
       float factor = 1.0f;
       if (grouped) factor = group_scale(p, p.v_scale, mem.key_offset(parity, 3)[row], chunk * 8) / mem.key_factor(parity)[2 * S::keys + row];
+      else if (Which) factor = sign_of(mem.key_factor(parity)[2 * S::keys + row]);
       value = load_chunk<Kind>(x, at, chunk * 8, channels, factor);
     }
     *reinterpret_cast<word4x*>(place) = value;

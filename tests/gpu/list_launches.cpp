@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the host parts of the CUDA kernels launch them: prints "kernel least most", bytes of dynamic shared memory of a block, over
+// problems of all sizes and types. Their port (backends/gpu/port.h) only takes down what it is asked for, so nothing is read.
+#include "backends/cuda/tuned.h"
+#include "backends/gpu/combine_leaf.h"
+#include "backends/gpu/gather.h"
+#include "backends/gpu/kv.h"
+#include "backends/gpu/port.h"
+#include "dtype.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace cqsa::gpu {
+namespace {
+
+struct launched {
+  bool ever = false;
+  uint32_t least = UINT32_MAX, most = 0;
+} seen[int32_t(kernel_id::count)];
+
+constexpr const char* names[] = {
+#define CQSA_GPU_KERNEL_NAME(name, threads, tier) #name,
+    CQSA_ALL_KERNELS(CQSA_GPU_KERNEL_NAME)
+#undef CQSA_GPU_KERNEL_NAME
+};
+
+}  // namespace
+
+cqsa_status launch(void*, kernel_id kernel, const launch_shape& shape, const void*, size_t, void*) {
+  launched& x = seen[int32_t(kernel)];
+  x = {true, std::min(x.least, shape.shared_bytes), std::max(x.most, shape.shared_bytes)};
+  return CQSA_OK;
+}
+cqsa_status upload(void*, void*, const void*, uint64_t, void*) { return CQSA_OK; }
+const device_facts& facts_of(void* device) { return *static_cast<device_facts*>(device); }
+cqsa_status fail(cqsa_status status, const char*, ...) { return status; }
+float f16_to_f32(uint16_t bits) { return cqsa::f16_to_f32(bits); }
+uint16_t f32_to_f16(float value) { return cqsa::f32_to_f16(value); }
+
+namespace {
+
+alignas(64) char somewhere[64];
+constexpr uint64_t plenty = uint64_t(1) << 60;  // of workspace
+
+struct chip_case {
+  int32_t tier, shared_bytes;
+};
+constexpr chip_case chips[] = {{70, 96 << 10}, {75, 64 << 10}, {80, 99 << 10}, {80, 163 << 10}, {90, 227 << 10}};
+constexpr int64_t dims[][2] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}, {512, 512}};
+constexpr cqsa_dtype query_types[] = {CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16};
+constexpr int32_t precisions[] = {CQSA_PRECISION_DEFAULT, CQSA_PRECISION_FAST, CQSA_PRECISION_SPLIT, CQSA_PRECISION_F32};
+
+cqsa_view view(cqsa_dtype type, int64_t channels) { return {somewhere, type, 0, {64 * channels, 64 * channels, channels, 1}}; }
+
+// Calls f with the chip, its facts, the type of q and of keys and values, the channels, and the precision.
+template <class F> void each_case(const F& f) {
+  for (const chip_case& c : chips) {
+    device_facts facts{32, 8, c.shared_bytes, c.tier, c.tier};
+    for (const auto& d : dims)
+      for (const cqsa_dtype q : query_types)
+        for (const cqsa_dtype kv : {q, cqsa_dtype(CQSA_DTYPE_F16), cqsa_dtype(CQSA_DTYPE_I8)})
+          for (const int32_t precision : precisions) f(cqsa_chip{c.tier, 8, c.shared_bytes, 0}, &facts, q, kv, d, precision);
+  }
+}
+
+void list_attention() {
+  const cqsa_attention_impl* all[] = {&portable_attention, &sm70_attention_impl, &sm75_attention, &sm80_attention, &sm80_decode};
+  each_case([&](const cqsa_chip& chip, device_facts* facts, cqsa_dtype q, cqsa_dtype kv, const int64_t (&d)[2], int32_t precision) {
+    for (const int64_t queries : {1, 8, 5000})
+      for (const double softcap : {0.0, 1.0}) {
+        cqsa_attention_leaf a{};
+        a.struct_size = sizeof a, a.flags = CQSA_LEAF_CLEAR_TAIL, a.chip = chip, a.precision = precision;
+        a.batch = 1, a.num_heads = 8, a.num_kv_heads = 1, a.head_dim = d[0], a.head_dim_v = d[1];
+        a.seqlen_q = a.total_q = queries, a.seqlen_k = 5000, a.softmax_scale = 1, a.softcap = softcap, a.window_left = a.window_right = -1;
+        a.cu_seqlens_q = somewhere, a.index_dtype = CQSA_DTYPE_I32;  // for the kernel that clears what is behind the last query
+        a.q = view(q, d[0]), a.k = view(kv, d[0]), a.v = view(kv, d[1]), a.out = view(q, d[1]), a.lse = view(CQSA_DTYPE_F32, 1);
+        if (kv == CQSA_DTYPE_I8) a.scale_k = a.scale_v = CQSA_SCALE_GROUP, a.kv_group = 32, a.k_scale = a.v_scale = view(CQSA_DTYPE_F16, 16);
+        for (const cqsa_attention_impl* x : all)
+          if (x->probe(&a, nullptr, 0) == CQSA_OK) x->launch(facts, &a, somewhere, plenty, nullptr, nullptr);
+      }
+  });
+}
+
+void list_selected() {
+  const cqsa_selected_impl* all[] = {&portable_selected, &sm70_selected_impl, &sm80_selected};
+  each_case([&](const cqsa_chip& chip, device_facts* facts, cqsa_dtype q, cqsa_dtype kv, const int64_t (&d)[2], int32_t precision) {
+    cqsa_selected_leaf a{};
+    a.struct_size = sizeof a, a.chip = chip, a.precision = precision, a.softmax_scale = 1;
+    a.total_q = 4, a.num_heads = 8, a.num_kv_heads = 1, a.head_dim = d[0], a.head_dim_v = d[1];
+    a.num_pages = a.pages = 4, a.page_size = 64, a.capacity = 64, a.kv_group = kv == CQSA_DTYPE_I8 ? 64 : 0;
+    a.q = view(q, d[0]), a.k = view(kv, d[0]), a.v = view(kv, d[1]), a.out = view(q, d[1]), a.lse = view(CQSA_DTYPE_F32, 1);
+    for (const cqsa_selected_impl* x : all)
+      if (x->probe(&a, nullptr, 0) == CQSA_OK) x->launch(facts, &a, somewhere, plenty, nullptr, nullptr);
+  });
+}
+
+void list_others() {
+  device_facts facts{32, 8, 64 << 10, 70, 0};
+  cqsa_merge_leaf merge{{1, 1, 1, 1}, 64, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, {}, {}, {}, {}, {}, {}};
+  portable_merge(&facts, &merge, nullptr, nullptr);
+  gather_leaf gather{};
+  gather.from = view(CQSA_DTYPE_F16, 64), gather.to = somewhere, gather.batch = gather.heads = gather.rows = 1, gather.channels = 64;
+  portable_gather(&facts, gather, nullptr, 0, nullptr);
+  for (int64_t n = 1; n <= 4096; n *= 2) {
+    const cqsa_hadamard_leaf turn{{1, 1, 1}, n, somewhere, somewhere, CQSA_DTYPE_F32, CQSA_DTYPE_F32, {}, {}};
+    portable_hadamard(&facts, &turn, nullptr, nullptr);
+    cqsa_kv_leaf kv{};
+    kv.rows = kv.num_kv_heads = kv.num_pages = kv.page_size = kv.pages = 1, kv.head_dim = n;
+    kv.x = kv.pool = view(CQSA_DTYPE_F16, n), kv.cells_dtype = CQSA_DTYPE_I32;
+    portable_kv_append(&facts, &kv, nullptr, nullptr), portable_kv_gather(&facts, &kv, nullptr, nullptr);
+    kv.format = CQSA_KV_FORMAT_Q4_0;
+    if (n >= 32) portable_kv_append(&facts, &kv, nullptr, nullptr);
+  }
+}
+
+}  // namespace
+}  // namespace cqsa::gpu
+
+int main() {
+  using namespace cqsa::gpu;
+  list_attention(), list_selected(), list_others();
+  for (int32_t i = 0; i < int32_t(kernel_id::count); ++i)
+    if (seen[i].ever) std::printf("%s %u %u\n", names[i], seen[i].least, seen[i].most);
+}
