@@ -479,6 +479,20 @@ FAKE_CUDA CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, u
   return CUDA_SUCCESS;
 }
 
+// Where a kernel of the real driver would find the address: the first word of the map.
+FAKE_CUDA CUresult cuTensorMapEncodeTiled(CUtensorMap* out, CUtensorMapDataType, cuuint32_t rank, void* address, const cuuint64_t* sizes,
+                                          const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps, CUtensorMapInterleave,
+                                          CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  const called hold(__func__);
+  bool right = out != nullptr && rank == 4 && address != nullptr && reinterpret_cast<uintptr_t>(address) % 16 == 0;
+  for (cuuint32_t i = 0; right && i < rank; ++i) right = sizes[i] > 0 && sizes[i] <= uint64_t(1) << 32 && box[i] > 0 && box[i] <= 256 && steps[i] == 1;
+  for (cuuint32_t i = 0; right && i + 1 < rank; ++i) right = strides[i] % 16 == 0 && strides[i] < uint64_t(1) << 40;
+  if (!right) return CUDA_ERROR_INVALID_VALUE;
+  *out = {};
+  out->opaque[0] = reinterpret_cast<uintptr_t>(address);
+  return CUDA_SUCCESS;
+}
+
 // ---- memory -------------------------------------------------------------------------------------------------------------------------
 
 FAKE_CUDA CUresult cuMemAlloc_v2(CUdeviceptr* out, size_t bytes) {

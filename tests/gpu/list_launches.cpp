@@ -33,6 +33,7 @@ cqsa_status launch(void*, kernel_id kernel, const launch_shape& shape, const voi
   return CQSA_OK;
 }
 cqsa_status upload(void*, void*, const void*, uint64_t, void*) { return CQSA_OK; }
+cqsa_status encode_tensor(void*, const tensor_box&, tensor_map*) { return CQSA_OK; }
 const device_facts& facts_of(void* device) { return *static_cast<device_facts*>(device); }
 cqsa_status fail(cqsa_status status, const char*, ...) { return status; }
 float f16_to_f32(uint16_t bits) { return cqsa::f16_to_f32(bits); }
@@ -65,7 +66,7 @@ template <class F> void each_case(const F& f) {
 }
 
 void list_attention() {
-  const cqsa_attention_impl* all[] = {&portable_attention, &sm70_attention_impl, &sm75_attention, &sm80_attention, &sm80_decode};
+  const cqsa_attention_impl* all[] = {&portable_attention, &sm70_attention_impl, &sm75_attention, &sm80_attention, &sm80_decode, &sm90_attention};
   each_case([&](const cqsa_chip& chip, device_facts* facts, cqsa_dtype q, cqsa_dtype kv, const int64_t (&d)[2], int32_t precision) {
     for (const int64_t queries : {1, 8, 5000})
       for (const double softcap : {0.0, 1.0}) {
