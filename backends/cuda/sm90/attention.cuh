@@ -13,20 +13,21 @@ template <class S, int Kind> CQSA_DEVICE void compute_block(const params& p, con
   block_barriers<S>& b = mem.barriers();
   const int group = shuffle<32>(thread_index() / 128, 0) - 1;
   begin_turns<S>(group);
-  uint32_t keys = 0, queries = 0;
-  for (uint32_t unit = 0;; ++unit) {
-    wait_phase(b.full_facts[unit % 2], unit / 2 % 2);
-    const unit_state state = unit_state(mem.facts(unit).state);
-    if (state == unit_state::done) return;
-    thread_rows rows;
+  uint32_t queries = 0;
+  progress_of_group<S> at;
+  at.group = group, at.n = 0;
+  for (at.unit = 0;; ++at.unit) {
+    wait_phase(b.full_facts[at.unit % 2], at.unit / 2 % 2);
+    const unit_facts& facts = mem.facts(at.unit);
+    if (facts.state == int32_t(unit_state::done)) return;
     float o[S::dv / 2];
-    begin_rows<S>(p, mem.facts(unit).f, rows, o);
-    if (state == unit_state::busy) {
+    begin_rows<S>(p, facts.f, at.rows, o);
+    if (facts.state == int32_t(unit_state::busy)) {
       wait_phase(b.full_q[group], queries++ % 2);
-      run_keys<S, Kind>(p, mem, group, unit, keys, rows, o);
+      run_keys<S, Kind>(p, mem, at, o);
     }
-    end_rows<S>(p, mem.facts(unit).f, rows, o);
-    warp_arrives(b.empty_facts[unit % 2]);
+    end_rows<S>(p, facts.f, at.rows, o);
+    warp_arrives(b.empty_facts[at.unit % 2]);
   }
 }
 

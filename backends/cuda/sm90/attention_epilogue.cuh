@@ -29,7 +29,7 @@ template <class S> CQSA_DEVICE void begin_rows(const params& p, const block_fact
     rows.m[r] = -infinity();
     rows.l[r] = 0.0f;
     const row_place at = place_of_row(p, first_row() + 8 * r);
-    if (!(p.a.flags & flag_state_in) || !is_used(f, at)) continue;
+    if (__builtin_expect(!(p.a.flags & flag_state_in), 1) || !is_used(f, at)) continue;
     const int64_t row = state_row_of(p.a, f, at);
     rows.m[r] = p.a.state_m[row];
     if (lane_now() % 4 == 0) rows.l[r] = p.a.state_l[row];
@@ -100,7 +100,7 @@ CQSA_DEVICE float close_row(const params& p, const block_facts& f, const thread_
 
 template <class S> CQSA_DEVICE void end_rows(const params& p, const block_facts& f, const thread_rows& rows, const float (&o)[S::dv / 2]) {
   const float l[2] = {quad_sum(rows.l[0]), quad_sum(rows.l[1])};
-  if (p.a.flags & flag_state_out) {
+  if (__builtin_expect(p.a.flags & flag_state_out, 0)) {
     store_state<S>(p, f, rows, l, o);
     return;
   }
@@ -110,7 +110,7 @@ template <class S> CQSA_DEVICE void end_rows(const params& p, const block_facts&
     const float factor = shuffle<32>(scale, int(lane_now()) / 4 * 4 + r);
     const row_place at = place_of_row(p, first_row() + 8 * r);
     const int64_t to = offset_of(p.a.out, f.batch, f.first_head + at.head, f.q_row + at.query, 0);
-    if (p.a.out.quads && p.a.out.kind != kind_f32) store_halves<S>(p.a.out, p.a.out.data + 2 * to, p.a.head_dim_v, r, factor, is_used(f, at), o);
+    if (__builtin_expect(p.a.out.quads && p.a.out.kind != kind_f32, 1)) store_halves<S>(p.a.out, p.a.out.data + 2 * to, p.a.head_dim_v, r, factor, is_used(f, at), o);
     else if (is_used(f, at)) store_elements<S>(p.a.out, to, p.a.head_dim_v, r, factor, o);
   }
 }

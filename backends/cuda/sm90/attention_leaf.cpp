@@ -185,8 +185,7 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
   if (!walks_of(a, &walks)) return sm80_attention.launch(device, leaf, memory, bytes, exec, stream);
   const variant& v = choose(a);
   sm90::params p{};
-  fill_params(a, &p.a);
-  p.a.out.quads = view_of(a.out, a.batch, a.num_heads, 2, a.head_dim_v, 8).quads;
+  fill_params(a, &p.a, 8);
   int64_t units = 0;
   cqsa_status status = fill_tiles(device, a, {64, v.rows / 64}, memory, bytes, stream, &p.a, &units);
   if (units >= most_units) return sm80_attention.launch(device, leaf, memory, bytes, exec, stream);

@@ -28,11 +28,11 @@ template <class S, int Kind> CQSA_DEVICE void start_qk(const tile_memory<S>& mem
   wgmma_commit();
 }
 template <class S, int Kind>
-CQSA_DEVICE void start_pv(const tile_memory<S>& mem, uint32_t n, const uint32_t (&p)[S::keys / 16][4], float (&o)[S::dv / 2]) {
+CQSA_DEVICE void start_pv(const tile_memory<S>& mem, uint32_t n, const packed_weights<S>& p, float (&o)[S::dv / 2]) {
   const matrix_place values(shared_address(mem.v(n)), S::k_panel);
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < S::keys / 16; ++step) wgmma_instruction<S::dv, Kind, 1>::registers(o, p[step], values.at(step * 2048));
+  for (int step = 0; step < S::keys / 16; ++step) wgmma_instruction<S::dv, Kind, 1>::registers(o, p.of[step], values.at(step * 2048));
   wgmma_commit();
 }
 
@@ -71,7 +71,7 @@ CQSA_DEVICE void end_pv(const params& p, const tile_memory<S>& mem, uint32_t uni
   wgmma_wait<0>();
   after_wait(o);
   const key_tile& t = mem.info(n);
-  if (t.flags & tile_wild) add_wild<S, Kind>(p, mem.facts(unit).f, t, o);
+  if (__builtin_expect(t.flags & tile_wild, 0)) add_wild<S, Kind>(p, mem.facts(unit).f, t, o);
   warp_arrives(mem.barriers().empty_v[slot_of<S>(n)]);
 }
 
@@ -107,64 +107,101 @@ template <class S> CQSA_DEVICE void pass_by(const tile_memory<S>& mem, int group
   warp_arrives(b.empty_v[slot_of<S>(n)]);
 }
 
-// From logits to p.
-template <class S> CQSA_DEVICE row_factors soften(const params& p, const key_tile& t, thread_rows& rows, float (&s)[S::keys / 2]) {
-  if (p.a.softcap > 0) cap_logits<S>(p.a, s);
-  if (t.flags & tile_ragged) hide_logits<S>(p, t, s);
-  const float scale = scale_of(p.a);
-  const row_factors factors = raise_maxima<S>(scale, s, rows);
-  weigh<S>(scale, factors, rows, s);
-  return factors;
+// What a warpgroup is at: number n of the tile whose p it has, and what the tile behind it is like.
+template <class S> struct progress_of_group {
+  int group;
+  uint32_t unit, n;
+  query_span mine;
+  key_tile next;
+  bool last;  // there is no tile behind n
+  thread_rows rows;
+};
+
+// Logits with all that changes them, and the new maxima.
+template <class S> CQSA_DEVICE row_factors fix_logits(const params& p, const key_tile& t, thread_rows& rows, float (&s)[S::keys / 2]) {
+  if (__builtin_expect(p.a.softcap > 0, 0)) cap_logits<S>(p.a, s);
+  if (__builtin_expect(t.flags & tile_ragged, 0)) hide_logits<S>(p, t, s);
+  return raise_maxima<S>(scale_of(p.a), s, rows);
 }
 
-// All tiles of keys of a tile of queries, from number n on.
+// Looks at the tile behind n + skip.
+template <class S> CQSA_DEVICE void look_ahead(const tile_memory<S>& mem, progress_of_group<S>& at, int skip) {
+  at.last = is_last(at.next);
+  if (!at.last) at.next = wait_for_keys<S>(mem, at.n + skip + 1);
+}
+
+// The first tile that the warpgroup sees; false: there is none.
 template <class S, int Kind>
-CQSA_DEVICE void run_keys(const params& p, const tile_memory<S>& mem, int group, uint32_t unit, uint32_t& n, thread_rows& rows, float (&o)[S::dv / 2]) {
-  const query_span mine = queries_of(p, mem.facts(unit).f, group);
-  float s[S::keys / 2];
-  uint32_t weights[S::keys / 16][4];
+CQSA_DEVICE bool first_tile(const params& p, const tile_memory<S>& mem, progress_of_group<S>& at, packed_weights<S>& to, float (&o)[S::dv / 2]) {
   bool first = true;
-  key_tile t = wait_for_keys<S>(mem, n);
-  for (; is_before(t, mine); t = wait_for_keys<S>(mem, n), first = false) {
-    pass_by<S>(mem, group, n++, t, first);
-    if (is_last(t)) return;
+  at.next = wait_for_keys<S>(mem, at.n);
+  for (; is_before(at.next, at.mine); at.next = wait_for_keys<S>(mem, at.n), first = false) {
+    pass_by<S>(mem, at.group, at.n++, at.next, first);
+    if (is_last(at.next)) return false;  // n has gone on
   }
-  if (!first) wait_for_turn<S>(group);
-  start_qk<S, Kind>(mem, group, n, s);
-  if (!first) pass_turn<S>(group);
+  float s[S::keys / 2];
+  if (!first) wait_for_turn<S>(at.group);
+  start_qk<S, Kind>(mem, at.group, at.n, s);
+  if (!first) pass_turn<S>(at.group);
   wgmma_wait<0>();
   after_wait(s);
-  end_qk<S>(mem, group, n, t);
-  scale_sums<S>(soften<S>(p, t, rows, s), o);
-  pack_p<S, Kind>(s, weights);
-  bool last = is_last(t);
-  if (!last) t = wait_for_keys<S>(mem, n + 1);
-  while (!last && !is_after(t, mine)) {
-    wait_for_turn<S>(group);
-    start_qk<S, Kind>(mem, group, n + 1, s);
-    wait_for_values<S>(mem, n);
-    start_pv<S, Kind>(mem, n, weights, o);
-    pass_turn<S>(group);
-    wgmma_wait<1>();
-    after_wait(s);
-    end_qk<S>(mem, group, n + 1, t);
-    const row_factors factors = soften<S>(p, t, rows, s);
-    // This branch is also what keeps the assembler from waiting for the product with v in front of the softmax.
-    last = is_last(t);
-    if (!last) t = wait_for_keys<S>(mem, n + 2);
-    end_pv<S, Kind>(p, mem, unit, n, o);
-    pack_p<S, Kind>(s, weights);
-    scale_sums<S>(factors, o);
-    ++n;
+  end_qk<S>(mem, at.group, at.n, at.next);
+  const row_factors factors = fix_logits<S>(p, at.next, at.rows, s);
+  float sum[4] = {};
+  weigh_early<S>(scale_of(p.a), factors, s, sum);
+  weigh_late<S, Kind>(scale_of(p.a), factors, s, sum, to, at.rows);
+  scale_sums<S>(factors, o);
+  look_ahead<S>(mem, at, 0);
+  return true;
+}
+
+// The product of p of tile n with v, and p of the next one; false where the warpgroup sees no more.
+template <class S, int Kind>
+CQSA_DEVICE bool next_tile(const params& p, const tile_memory<S>& mem, progress_of_group<S>& at, packed_weights<S>& weights, float (&o)[S::dv / 2]) {
+  if (at.last || is_after(at.next, at.mine)) return false;
+  float s[S::keys / 2];
+  wait_for_turn<S>(at.group);
+  start_qk<S, Kind>(mem, at.group, at.n + 1, s);
+  wait_for_values<S>(mem, at.n);
+  start_pv<S, Kind>(mem, at.n, weights, o);
+  pass_turn<S>(at.group);
+  wgmma_wait<1>();
+  after_wait(s);
+  end_qk<S>(mem, at.group, at.n + 1, at.next);
+  const row_factors factors = fix_logits<S>(p, at.next, at.rows, s);
+  float sum[4] = {};
+  weigh_early<S>(scale_of(p.a), factors, s, sum);
+  // The branch in here also keeps the assembler from waiting for the product with v in front of all that.
+  look_ahead<S>(mem, at, 1);
+  end_pv<S, Kind>(p, mem, at.unit, at.n, o);
+  weigh_late<S, Kind>(scale_of(p.a), factors, s, sum, weights, at.rows);
+  scale_sums<S>(factors, o);
+  ++at.n;
+  return true;
+}
+
+// The last product, and tiles of which the warpgroup sees nothing more.
+template <class S, int Kind>
+CQSA_DEVICE void end_tiles(const params& p, const tile_memory<S>& mem, progress_of_group<S>& at, const packed_weights<S>& now, float (&o)[S::dv / 2]) {
+  wait_for_values<S>(mem, at.n);
+  start_pv<S, Kind>(mem, at.n, now, o);
+  end_pv<S, Kind>(p, mem, at.unit, at.n, o);
+  for (++at.n; !at.last; ++at.n) {
+    at.next = wait_for_keys<S>(mem, at.n);
+    at.last = is_last(at.next);
+    pass_by<S>(mem, at.group, at.n, at.next, false);
   }
-  wait_for_values<S>(mem, n);
-  start_pv<S, Kind>(mem, n, weights, o);
-  end_pv<S, Kind>(p, mem, unit, n, o);
-  for (++n; !last; ++n) {
-    t = wait_for_keys<S>(mem, n);
-    last = is_last(t);
-    pass_by<S>(mem, group, n, t, false);
+}
+
+// All tiles of keys of a tile of queries, from number at.n on.
+template <class S, int Kind>
+CQSA_DEVICE void run_keys(const params& p, const tile_memory<S>& mem, progress_of_group<S>& at, float (&o)[S::dv / 2]) {
+  at.mine = queries_of(p, mem.facts(at.unit).f, at.group);
+  packed_weights<S> weights;
+  if (!first_tile<S, Kind>(p, mem, at, weights, o)) return;
+  while (next_tile<S, Kind>(p, mem, at, weights, o)) {
   }
+  end_tiles<S, Kind>(p, mem, at, weights, o);
 }
 
 }  // namespace cqsa::gpu::sm90

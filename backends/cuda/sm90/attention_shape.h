@@ -8,7 +8,8 @@
 namespace cqsa::gpu::sm90 {
 
 // D channels of q and k, Dv of v and the output; smaller sizes are padded with zeros by the copy engine.
-//   D, Dv     sizes        groups  warpgroups of 64 query rows that compute      keys   of a tile
+//   groups        warpgroups of 64 query rows that compute
+//   keys, stages  of a tile, and how many tiles of k and of v are in shared memory
 //   registers of a thread of those, and of the warpgroup that loads: together what the launch reserves, a multiple of 8 for each thread
 template <int D, int Dv> struct tile_config;
 template <> struct tile_config<64, 64> { static constexpr int groups = 3, keys = 128, stages = 2, registers = 160, loader_registers = 32; };
