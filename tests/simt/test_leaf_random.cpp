@@ -10,6 +10,7 @@
 #include "benchmarks/gpu_leaf_random.h"
 #include "simt_port.h"
 #include "simt_runtime.h"
+#include "tests/random_count.h"
 
 #include <cstdlib>
 
@@ -46,7 +47,7 @@ std::string check(heap& h, uint64_t seed) {
 
 TEST_CASE("simt leaf: random problems") {
   heap h;
-  for (uint64_t seed = 1; seed <= 150; ++seed) REQUIRE(check(h, seed) == "");
+  for (uint64_t seed = 1; seed <= test::random_count(150, 4); ++seed) REQUIRE(check(h, seed) == "");
 }
 
 TEST_CASE("simt leaf: every mutant is noticed") {
