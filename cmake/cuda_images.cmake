@@ -2,35 +2,44 @@
 # cqsa_cuda_images(<variable> KERNEL.cu ..): device code for every architecture of CQSA_CUDA_CODE, one fatbin per kernel file,
 # (a tuned one only for its tier), and a source file that embeds them all and defines what backends/cuda/images.h declares; its name goes into <variable>.
 #
-# Each architecture of each file is a command of its own, so that make and ninja run them side by side. What ptxas says of
+# Each image, and each PTX that images share, is a command of its own, so that make and ninja run them side by side. What ptxas says of
 # registers and spills stays in ${CMAKE_BINARY_DIR}/cuda/*.log, which tools/ptxas_report.py reads; logs.txt lists those of this build.
 
-# The command that makes one image and the kind that fatbinary wants to hear. kind: elf or ptx.
-function(cqsa_cuda_image_command code command_out compiler_out kind_out number_out)
-  string(REGEX MATCH "[0-9]+a?" number ${code})
+# The compiler for one of CQSA_CUDA_CODE, as a command without its output, and its name and release.
+function(cqsa_cuda_compiler code command_out name_out)
   string(REGEX MATCH "[0-9]+" base ${code})
-  set(nvcc ${CQSA_NVCC})
-  set(compiler nvcc-${CQSA_NVCC_VERSION})
-  if(CQSA_CUDA12_NVCC AND NOT base IN_LIST CQSA_NVCC_ARCHITECTURES)
-    set(nvcc ${CQSA_CUDA12_NVCC})
-    set(compiler nvcc-${CQSA_CUDA12_NVCC_VERSION})
-  endif()
-  set(nvcc_flags -std=c++17 -O3 -Xptxas -v ${CQSA_CUDA_FLAGS})
-  set(kind elf)
   if(code MATCHES "PTX")
     cqsa_clang_ptx_command(${CQSA_CUDA_CLANG} command)
-    set(compiler clang-${CQSA_CUDA_CLANG_VERSION})
-    set(kind ptx)
-  elseif(code MATCHES "^compute_")
-    set(command ${nvcc} -ptx -arch=${code} ${nvcc_flags})
-    set(kind ptx)
+    set(name clang-${CQSA_CUDA_CLANG_VERSION})
+  elseif(CQSA_CUDA12_NVCC AND NOT base IN_LIST CQSA_NVCC_ARCHITECTURES)
+    set(command ${CQSA_CUDA12_NVCC})
+    set(name nvcc-${CQSA_CUDA12_NVCC_VERSION})
   else()
-    set(command ${nvcc} -cubin -arch=${code} ${nvcc_flags})
+    set(command ${CQSA_NVCC})
+    set(name nvcc-${CQSA_NVCC_VERSION})
   endif()
   set(${command_out} ${command} PARENT_SCOPE)
-  set(${compiler_out} ${compiler} PARENT_SCOPE)
-  set(${kind_out} ${kind} PARENT_SCOPE)
-  set(${number_out} ${number} PARENT_SCOPE)
+  set(${name_out} ${name} PARENT_SCOPE)
+endfunction()
+
+# The PTX that the machine code for `code` is made of. The front end is half of an image's time, so since sm_80 chips share it: those
+# of one major number the PTX of the oldest of them in `codes`, and sm_90a that of compute_90, unless the kernel is one for sm_90a.
+function(cqsa_cuda_ptx_of code codes tier out)
+  string(REGEX MATCH "[0-9]+" number ${code})
+  set(ptx ${number})
+  string(REGEX REPLACE "[0-9]$" "" major ${number})
+  if(code MATCHES "a$")
+    if(tier EQUAL number)
+      string(APPEND ptx a)
+    endif()
+  elseif(number GREATER_EQUAL 80)
+    set(same ${codes})
+    list(FILTER same INCLUDE REGEX "^sm_${major}[0-9]$")
+    list(SORT same COMPARE NATURAL)
+    list(GET same 0 oldest)
+    string(REGEX MATCH "[0-9]+" ptx ${oldest})
+  endif()
+  set(${out} compute_${ptx} PARENT_SCOPE)
 endfunction()
 
 # The tier of a kernel file, by its folder (0: portable), and for which of CQSA_CUDA_CODE it is compiled: a tuned one for what runs on
@@ -67,46 +76,91 @@ function(cqsa_cuda_tier source tier_out code_out)
   set(${code_out} ${chosen} PARENT_SCOPE)
 endfunction()
 
-function(cqsa_cuda_kernel_fatbin source codes fatbin_out logs_out)
+# What is the same for every command of one kernel file, in the function that makes them.
+macro(cqsa_cuda_file_names source)
   file(RELATIVE_PATH shown ${PROJECT_SOURCE_DIR} ${source})
   string(REGEX REPLACE "\\.cu$" "" stem ${shown})
   string(REGEX REPLACE "^backends/" "" stem ${stem})
   string(REPLACE "/" "_" stem ${stem})
-  set(folder ${CMAKE_BINARY_DIR}/cuda)
+  set(stem ${CMAKE_BINARY_DIR}/cuda/${stem})
+  set(defines -DCQSA_LANES=32 -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/include)
+  set(logged ${CMAKE_COMMAND})
+  set(run -P ${PROJECT_SOURCE_DIR}/cmake/run_logged.cmake --)
+endmacro()
+
+# PTX by nvcc. What it depends on is written by the preprocessor in passing; nvcc's own -MD would run another one for it. By relative
+# names, since nvcc does not quote what it passes on.
+function(cqsa_cuda_add_ptx source code)
+  cqsa_cuda_file_names(${source})
+  set(ptx ${stem}.${code}.ptx)
+  file(RELATIVE_PATH relative ${CMAKE_CURRENT_BINARY_DIR} ${ptx})
+  cqsa_cuda_compiler(${code} compiler name)
+  add_custom_command(OUTPUT ${ptx}
+    COMMAND ${logged} "-DHEADER=source ${shown}, code ${code}, compiler ${name}" -DLOG=${ptx}.log ${run}
+      ${compiler} -ptx -arch=${code} -std=c++17 -O3 ${CQSA_CUDA_FLAGS} ${defines} -Xcompiler -MD,-MF,${relative}.d,-MT,${relative} ${source} -o ${ptx}
+    DEPENDS ${source} DEPFILE ${ptx}.d COMMENT "Device code ${shown} for ${code}" VERBATIM)
+endfunction()
+
+# Machine code of PTX.
+function(cqsa_cuda_add_elf source code ptx_code)
+  cqsa_cuda_file_names(${source})
+  set(elf ${stem}.${code}.elf)
+  cqsa_cuda_compiler(${code} compiler name)
+  add_custom_command(OUTPUT ${elf}
+    COMMAND ${logged} "-DHEADER=source ${shown}, code ${code}, compiler ${name}" -DLOG=${elf}.log ${run}
+      ${compiler} -cubin -arch=${code} -Xptxas -v ${CQSA_CUDA_FLAGS} ${stem}.${ptx_code}.ptx -o ${elf}
+    DEPENDS ${stem}.${ptx_code}.ptx COMMENT "Device code ${shown} for ${code}" VERBATIM)
+endfunction()
+
+# PTX by clang, for a chip that no nvcc here knows. Nobody here assembles it before a driver does. The oldest architecture that ptxas
+# knows takes all that .target sm_70 allows, and refuses what is above it.
+function(cqsa_cuda_add_clang_ptx source code ptx)
+  cqsa_cuda_file_names(${source})
+  cqsa_cuda_compiler(${code} compiler name)
+  list(APPEND logged "-DHEADER=source ${shown}, code ${code}, compiler ${name}")
+  list(GET CQSA_NVCC_ARCHITECTURES 0 oldest)
+  add_custom_command(OUTPUT ${ptx}
+    COMMAND ${logged} -DLOG=${ptx}.clang.log ${run} ${compiler} ${defines} -MD -MF ${ptx}.d ${source} -o ${ptx}
+    COMMAND ${logged} -DLOG=${ptx}.log ${run} ${CQSA_PTXAS} -arch=sm_${oldest} -O3 -v ${ptx} -o ${ptx}.gate
+    DEPENDS ${source} DEPFILE ${ptx}.d COMMENT "Device code ${shown} for ${code}" VERBATIM)
+endfunction()
+
+function(cqsa_cuda_kernel_fatbin source codes tier fatbin_out logs_out)
+  cqsa_cuda_file_names(${source})
   set(images)
   set(logs)
   set(specs)
+  set(ptx_codes)
   foreach(code IN LISTS codes)
-    cqsa_cuda_image_command(${code} command compiler kind number)
-    string(REGEX REPLACE "[^a-z0-9_]" "" name ${code})  # sm_70(PTX) without its brackets
-    set(image ${folder}/${stem}.${name}.${kind})
-    set(logged ${CMAKE_COMMAND} "-DHEADER=source ${shown}, code ${code}, compiler ${compiler}")
-    set(run -P ${PROJECT_SOURCE_DIR}/cmake/run_logged.cmake --)
-    set(gate)
-    set(log ${image}.log)
+    string(REGEX MATCH "[0-9]+a?" number ${code})
+    set(kind ptx)
+    set(image ${stem}.${code}.ptx)
     if(code MATCHES "PTX")
-      # Nobody here assembles this PTX before a driver does. The oldest architecture that ptxas knows takes all that .target
-      # sm_70 allows, and refuses what is above it.
-      list(GET CQSA_NVCC_ARCHITECTURES 0 oldest)
-      set(log ${image}.clang.log)
-      set(gate COMMAND ${logged} -DLOG=${image}.log ${run} ${CQSA_PTXAS} -arch=sm_${oldest} -O3 -v ${image} -o ${image}.gate)
+      set(image ${stem}.sm_${number}.ptx)
+      cqsa_cuda_add_clang_ptx(${source} ${code} ${image})
+    elseif(code MATCHES "^compute_")
+      list(APPEND ptx_codes ${code})
+    else()
+      set(kind elf)
+      set(image ${stem}.${code}.elf)
+      cqsa_cuda_ptx_of(${code} "${codes}" ${tier} ptx_code)
+      list(APPEND ptx_codes ${ptx_code})
+      cqsa_cuda_add_elf(${source} ${code} ${ptx_code})
     endif()
-    add_custom_command(OUTPUT ${image}
-      COMMAND ${logged} -DLOG=${log} ${run} ${command} -DCQSA_LANES=32 -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/include
-        -MD -MF ${image}.d ${source} -o ${image}
-      ${gate}
-      DEPENDS ${source} DEPFILE ${image}.d COMMENT "Device code ${shown} for ${code}" VERBATIM)
-    list(APPEND images ${image})
     if(NOT code MATCHES "^compute_")
       get_filename_component(log ${image}.log NAME)
       list(APPEND logs ${log})
     endif()
+    list(APPEND images ${image})
     list(APPEND specs --image3=kind=${kind},sm=${number},file=${image})
   endforeach()
-  set(fatbin ${folder}/${stem}.fatbin)
-  add_custom_command(OUTPUT ${fatbin} COMMAND ${CQSA_FATBINARY} --64 --create=${fatbin} ${specs} DEPENDS ${images}
+  list(REMOVE_DUPLICATES ptx_codes)
+  foreach(code IN LISTS ptx_codes)
+    cqsa_cuda_add_ptx(${source} ${code})
+  endforeach()
+  add_custom_command(OUTPUT ${stem}.fatbin COMMAND ${CQSA_FATBINARY} --64 --create=${stem}.fatbin ${specs} DEPENDS ${images}
     COMMENT "Device code ${shown}" VERBATIM)
-  set(${fatbin_out} ${fatbin} PARENT_SCOPE)
+  set(${fatbin_out} ${stem}.fatbin PARENT_SCOPE)
   set(${logs_out} ${logs} PARENT_SCOPE)
 endfunction()
 
@@ -122,7 +176,7 @@ function(cqsa_cuda_images out)
     if(NOT codes)
       continue()
     endif()
-    cqsa_cuda_kernel_fatbin(${source} "${codes}" fatbin logs)
+    cqsa_cuda_kernel_fatbin(${source} "${codes}" ${tier} fatbin logs)
     list(JOIN codes " " code)
     list(APPEND fatbins ${fatbin})
     list(APPEND all_logs ${logs})

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds the fuzzers of tests/fuzz and runs each for so many seconds from its seeds, two at a time.
 #   tools/fuzz.sh SECONDS [safetensors npy hardware_json params]
-# What they learn is kept in build/fuzz/corpus; a finding is printed and left in build/fuzz/findings. The random seed is 1, so that
+# They are made in the build folder of tools/sanitize.sh address, which has the library for them. What they learn is kept in
+# build/fuzz/corpus; a finding is printed and left in build/fuzz/findings. The random seed is 1, so that
 # CI is decided by the change and not by chance; CQSA_FUZZ_SEED=0 hunts with another one each time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,25 +12,22 @@ seconds=${1:?usage: tools/fuzz.sh SECONDS [target ..]}
 shift
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || targets=(safetensors npy hardware_json params)
-build=${CQSA_BUILD_DIR:-build/fuzz}
-tools/setup.sh harden
-
-cmake -S . -B "$build" -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=None \
-  -DCQSA_SANITIZE=fuzzer-no-link,address,undefined -DCQSA_BUILD_TESTS=ON -DCQSA_BUILD_PYTHON=OFF -DCQSA_BUILD_TOOLS=OFF -DCQSA_BUILD_EXAMPLES=OFF
-cmake --build "$build" -j"$(nproc)" --target fuzz
+build=${CQSA_BUILD_DIR:-build/sanitize-address}
+work=build/fuzz
+CQSA_BUILD_DIR=$build tools/sanitize.sh fuzzers
 
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
-mkdir -p "$build/findings"
+mkdir -p "$work/findings"
 
 run() {
-  local name=$1 log=$build/fuzz_$1.log
-  mkdir -p "$build/corpus/$name"
+  local name=$1 log=$work/fuzz_$1.log
+  mkdir -p "$work/corpus/$name"
   if "$build/bin/fuzz_$name" -seed="${CQSA_FUZZ_SEED:-1}" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -max_len=2048 -print_final_stats=1 \
-      -artifact_prefix="$build/findings/$name-" "$build/corpus/$name" "tests/fuzz/seeds/$name" >"$log" 2>&1; then
+      -artifact_prefix="$work/findings/$name-" "$work/corpus/$name" "tests/fuzz/seeds/$name" >"$log" 2>&1; then
     echo "fuzz_$name: nothing found, $(awk '/number_of_executed_units/ { print $2 }' "$log") runs"
   else
     tail -60 "$log"
-    echo "fuzz_$name: see above; the input is in $build/findings, and $build/bin/fuzz_$name <input> repeats it"
+    echo "fuzz_$name: see above; the input is in $work/findings, and $build/bin/fuzz_$name <input> repeats it"
     return 1
   fi
 }

@@ -6,6 +6,6 @@ cd "$(dirname "$0")/.."
 
 tools/setup.sh test
 build=${CQSA_BUILD_DIR:-build/test}
-cmake -S . -B "$build" -DCQSA_BUILD_TESTS=ON ${CQSA_CMAKE_ARGS:-}
+cmake -S . -B "$build" -DCQSA_BUILD_TESTS=ON -DCQSA_BUILD_EXAMPLES=ON ${CQSA_CMAKE_ARGS:-}
 cmake --build "$build" -j"$(nproc)"
 ctest --test-dir "$build" --output-on-failure -j"$(nproc)" "$@"

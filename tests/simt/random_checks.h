@@ -13,6 +13,7 @@
 #include "benchmarks/gpu_leaf_random.h"
 #include "simt_port.h"
 #include "simt_runtime.h"
+#include "tests/random_count.h"
 
 #include <algorithm>
 #include <chrono>
@@ -55,10 +56,10 @@ inline uint64_t number_from(const char* name, uint64_t otherwise) {
   return text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
-// `count` problems from CQSA_SEED on, or as many as CQSA_PROPERTY_COUNT says. The kernels must take one of `share` of them.
-inline void check_random(random_check check, uint64_t count, uint64_t share) {
+// `count` problems from CQSA_SEED on, or `each` for one of CQSA_PROPERTY_COUNT. The kernels must take one of `share` of them.
+inline void check_random(random_check check, uint32_t count, uint64_t share, uint32_t each) {
   const uint64_t begin = number_from("CQSA_SEED", 1);
-  count = number_from("CQSA_PROPERTY_COUNT", count);
+  count = test::random_count(count, each);
   heap h;
   uint64_t taken = 0;
   for (uint64_t seed = begin; seed < begin + count; ++seed) {

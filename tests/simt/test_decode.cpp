@@ -5,6 +5,7 @@
 #include "backends/cuda/tuned.h"
 #include "apart.h"
 #include "simt_leaf.h"
+#include "tests/random_count.h"
 
 #include <functional>
 #include <thread>
@@ -217,7 +218,7 @@ bool any_fails(const std::vector<check_function>& checks) {
 TEST_CASE("simt decode: random problems") {
   const char* text = std::getenv("CQSA_SEED");
   const uint32_t first = text ? uint32_t(std::atoi(text)) : 1;
-  for (uint32_t seed = first; seed < first + 120; ++seed) {
+  for (uint32_t seed = first; seed < first + cqsa::test::random_count(120, 4); ++seed) {
     INFO("seed " << seed);
     problem p = decode_problem(seed);
     check_decode(p, seed % 3 ? 0 : int(1 + seed % 7), seed);

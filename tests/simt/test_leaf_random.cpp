@@ -13,7 +13,7 @@ std::string check(heap& h, uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("simt leaf: random problems") { check_random(check, 150, 1); }
+TEST_CASE("simt leaf: random problems") { check_random(check, 150, 1, 4); }
 
 TEST_CASE("simt leaf: every mutant is noticed") {
   heap h;

@@ -72,7 +72,7 @@ TEST_CASE("simt selected sm_80: random problems against fp64") {
   }
 }
 
-TEST_CASE("simt selected sm_80: SPLIT is as exact as f32, with the rounding of sm_80 and of sm_90") {
+TEST_CASE("simt selected sm_80: SPLIT is as exact as f32, with the rounding of sm_80 and of sm_90", "[accuracy]") {
   for (const cqsa_dtype type : {CQSA_DTYPE_I8, CQSA_DTYPE_F16})
     for (const auto& numerics : {cqsa::simt::sm80_numerics, cqsa::simt::sm90_numerics}) {
       cqsa::simt::numerics_m16n8k16 = numerics;

@@ -21,7 +21,7 @@ const std::vector<known_problem>& problems() {
 
 }  // namespace
 
-TEST_CASE("simt sm75 attention: random problems") { check_random(check_sm75, 140, 6); }
+TEST_CASE("simt sm75 attention: random problems") { check_random(check_sm75, 140, 6, 6); }
 
 TEST_CASE("simt sm75 attention: half of a product left out is noticed", "[mutants]") {
   REQUIRE(!any_fails(check_sm75, problems()));

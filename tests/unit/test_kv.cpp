@@ -4,6 +4,7 @@
 #include "kv_oracle.h"
 
 #include "backends/cpu/kv_job.h"
+#include "tests/random_count.h"
 
 using namespace cqsa::cpu;
 
@@ -40,7 +41,7 @@ uint16_t half_at(const tensor& t, size_t i) {
 }  // namespace
 
 TEST_CASE("kv: append and gather have the bits of the text, whatever threads and instructions", "[kv]") {
-  for (uint32_t seed = 1; seed <= 1500; ++seed) {
+  for (uint32_t seed = 1; seed <= cqsa::test::random_count(1500, 40); ++seed) {
     kv_problem p = random_kv(seed);
     const cqsa_exec execs[] = {{nullptr, run_threads, nullptr, 3}, {nullptr, run_backwards, nullptr, 5}};
     const cqsa_exec* const exec = seed % 3 ? &execs[seed % 2] : nullptr;
@@ -157,7 +158,7 @@ TEST_CASE("kv: q4_0 by hand", "[kv]") {
 }
 
 TEST_CASE("kv: rotations have the bits of the text", "[kv]") {
-  for (uint32_t seed = 1; seed <= 400; ++seed) {
+  for (uint32_t seed = 1; seed <= cqsa::test::random_count(400, 20); ++seed) {
     const cqsa_exec exec{nullptr, run_threads, nullptr, 3};
     for (const auto& [name, target] : targets()) {
       rotation_problem p = random_rotation(seed);

@@ -16,6 +16,13 @@ using namespace device_test;
 
 namespace {
 
+// Under a sanitizer the host is ten times slower and the device is not: there is nothing to measure, and much to wait for.
+#ifdef CQSA_SANITIZED
+constexpr bool sanitized = true;
+#else
+constexpr bool sanitized = false;
+#endif
+
 cqsa_context* context_with(int32_t threads) {
   cqsa_context_params params = CQSA_CONTEXT_PARAMS_INIT;
   params.backend = "fake";
@@ -112,11 +119,9 @@ TEST_CASE("compute does not wait for what could have been fetched before", "[str
           for (array* a : {&o.q, &o.k, &o.v, &o.out}) a->to_pinned();
         cqsa_context* context = context_with(threads);
         double share = 1;
-        for (int attempt = 0; attempt < 3 && share > 0.2; ++attempt) share = std::min(share, idle_share(context, o));
+        for (int attempt = 0; attempt < (sanitized ? 1 : 3) && share > 0.2; ++attempt) share = std::min(share, idle_share(context, o));
         INFO("threads " << threads << " pinned " << pinned << " heads inside " << inside);
-#ifndef CQSA_SANITIZED  // there the host is ten times slower and the device is not
-        CHECK(share <= 0.2);
-#endif
+        if (!sanitized) CHECK(share <= 0.2);
         cqsa_context_destroy(context);
       }
 }
@@ -271,7 +276,7 @@ TEST_CASE("operands in mapped files give the same bits, and their pages stay wit
       s.nq = s.nk = 6000, s.causal = CQSA_CAUSAL_BOTTOM_RIGHT, s.window = true, s.left = 300;
       if (schedule == CQSA_SCHEDULE_CQS) s.nq = s.nk = 1500;
       operands o = make(s, 17);
-      for (const int32_t threads : {1, 3}) {
+      for (const int32_t threads : sanitized ? std::vector<int32_t>{3} : std::vector<int32_t>{1, 3}) {
         cqsa_context* context = context_with(threads);
         cqsa_attention_params p = params_of(context, o);
         p.schedule = schedule;
