@@ -127,7 +127,7 @@ def main():
     parser.add_argument("folder")
     parser.add_argument("--random", type=float, default=0)
     parser.add_argument("--cells", default="all")
-    parser.add_argument("--other", nargs="*", default=[], metavar="LIBRARY:CUBINS", help="other versions, timed where they have the size")
+    parser.add_argument("--other", nargs="*", default=[], metavar="LIBRARY:CUBINS[:TIER]", help="other versions, timed where they have the size")
     parser.add_argument("--dims", default="64,128,256")
     parser.add_argument("--tokens", default="")
     parser.add_argument("--tier", type=int, default=80, help="80, or 90 for the Hopper kernels")
@@ -138,8 +138,9 @@ def main():
         print("WRONG")
     leaves = [leaf]
     for other in a.other:
-        leaves.append(Leaf(*other.split(":"), False))
-        leaves[-1].library.bench_use(a.tier)
+        library, folder, *tier = other.split(":")
+        leaves.append(Leaf(library, folder, False))
+        leaves[-1].library.bench_use(int(tier[0]) if tier else a.tier)
     ratios = {}
     for cell in QUICK if a.cells == "quick" else CELLS if a.cells == "all" else []:
         if str(cell[0]) not in a.dims.split(",") or (a.tokens and str(cell[3]) not in a.tokens.split(",")):

@@ -54,10 +54,11 @@ template <class S, int Kind> CQSA_DEVICE void attention_block(const params& p) {
 
 }  // namespace cqsa::gpu::sm90
 
-// CQSA_SM90_ATTENTION(f16 | bf16, head_dim, head_dim_v): one kernel. Tensor maps are read where the parameters are.
-#define CQSA_SM90_ATTENTION(kind, d, dv)                                                                                       \
-  extern "C" __global__ void __launch_bounds__((cqsa::gpu::sm90::tile_shape<d, dv>::threads), 1)                               \
-      cqsa_sm90_attention_##kind##_d##d(const __grid_constant__ cqsa::gpu::sm90::params p) {                                   \
+// CQSA_SM90_ATTENTION(f16 | bf16, head_dim, head_dim_v, usual | brief | lengthy): one kernel. Tensor maps are read where the parameters
+// are.
+#define CQSA_SM90_ATTENTION(kind, d, dv, length)                                                                               \
+  extern "C" __global__ void __launch_bounds__((cqsa::gpu::sm90::tile_shape<d, dv, cqsa::gpu::sm90::form::length>::threads), 1) \
+      cqsa_sm90_attention_##kind##_d##d##_##length(const __grid_constant__ cqsa::gpu::sm90::params p) {                        \
     using namespace cqsa::gpu;                                                                                                 \
-    sm90::attention_block<sm90::tile_shape<d, dv>, kind_##kind>(p);                                                            \
+    sm90::attention_block<sm90::tile_shape<d, dv, sm90::form::length>, kind_##kind>(p);                                        \
   }

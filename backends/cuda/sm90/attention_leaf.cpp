@@ -20,22 +20,29 @@ constexpr int64_t cached_bytes = int64_t(36) << 20;  // of keys and values that 
 struct variant {
   kernel_id kernel[2];  // f16, bf16
   int32_t rows, keys, threads, shared_bytes;
-  int64_t d, dv;
+  int64_t d, dv, least_keys;  // sizes up to, and lengths from
 };
-template <int D, int Dv> constexpr variant variant_of(kernel_id f16, kernel_id bf16) {
-  using s = tile_shape<D, Dv>;
-  return {{f16, bf16}, s::rows, s::keys, s::threads, s::shared_bytes, D, Dv};
+template <class S> constexpr variant variant_of(kernel_id f16, kernel_id bf16, int64_t least) {
+  return {{f16, bf16}, S::rows, S::keys, S::threads, S::shared_bytes, S::d, S::dv, least};
 }
-#define CQSA_SM90_VARIANT(d, dv) variant_of<d, dv>(kernel_id::cqsa_sm90_attention_f16_d##d, kernel_id::cqsa_sm90_attention_bf16_d##d)
-constexpr variant variants[] = {CQSA_SM90_VARIANT(64, 64), CQSA_SM90_VARIANT(96, 96), CQSA_SM90_VARIANT(128, 128), CQSA_SM90_VARIANT(192, 128),
-                                CQSA_SM90_VARIANT(256, 256)};
+#define CQSA_SM90_VARIANT(d, dv, length, least)                                                                             \
+  variant_of<tile_shape<d, dv, sm90::form::length>>(kernel_id::cqsa_sm90_attention_f16_d##d##_##length,                     \
+                                                    kernel_id::cqsa_sm90_attention_bf16_d##d##_##length, least)
+// Lengthy: tiles of more keys pay where there are many of them.
+constexpr variant variants[] = {CQSA_SM90_VARIANT(64, 64, usual, 0),
+                                CQSA_SM90_VARIANT(96, 96, usual, 0),
+                                CQSA_SM90_VARIANT(128, 128, lengthy, 8192),
+                                CQSA_SM90_VARIANT(128, 128, usual, 0),
+                                CQSA_SM90_VARIANT(192, 128, usual, 0),
+                                CQSA_SM90_VARIANT(256, 256, usual, 0)};
 #undef CQSA_SM90_VARIANT
 
-// The smallest one that holds the sizes; the last one holds all that probe accepts.
-const variant& choose(const cqsa_attention_leaf& leaf) {
+// The first one for these sizes; the last one is for all that probe accepts.
+const variant& choose(const cqsa_attention_leaf& a) {
+  constexpr int count = sizeof variants / sizeof *variants;
   for (const variant& v : variants)
-    if (leaf.head_dim <= v.d && leaf.head_dim_v <= v.dv) return v;
-  return variants[4];
+    if (a.head_dim <= v.d && a.head_dim_v <= v.dv && a.seqlen_k >= v.least_keys) return v;
+  return variants[count - 1];
 }
 
 // ------------------------------------------------------------------------------------------------------------- accepting

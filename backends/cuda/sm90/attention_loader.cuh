@@ -94,18 +94,19 @@ template <class S> CQSA_DEVICE void send_keys(const params& p, const tile_memory
   block_barriers<S>& b = mem.barriers();
   block_barrier& full = b.full_k[slot_of<S>(n)];
   wait_phase(b.empty_k[slot_of<S>(n)], parity_of<S>(n) ^ 1);
-  mem.info(n) = t;
+  mem.about_k(n) = t;
   arrive_and_expect(full, S::k_bytes);
   for (int i = 0; i < S::panels; ++i)
     copy_box(mem.k(n) + i * S::k_panel, p.k, full, 64 * i, int(t.row), int(f.kv_head) * p.k_head, int(f.batch) * p.k_item);
 }
-template <class S> CQSA_DEVICE void send_values(const params& p, const tile_memory<S>& mem, const block_facts& f, uint32_t n, int row) {
+template <class S> CQSA_DEVICE void send_values(const params& p, const tile_memory<S>& mem, const block_facts& f, uint32_t n, const key_tile& t) {
   block_barriers<S>& b = mem.barriers();
   block_barrier& full = b.full_v[slot_of<S>(n)];
   wait_phase(b.empty_v[slot_of<S>(n)], parity_of<S>(n) ^ 1);
+  mem.about_v(n) = t;
   arrive_and_expect(full, S::v_bytes);
   for (int i = 0; i < S::v_panels; ++i)
-    copy_box(mem.v(n) + i * S::k_panel, p.v, full, 64 * i, row, int(f.kv_head) * p.v_head, int(f.batch) * p.v_item);
+    copy_box(mem.v(n) + i * S::k_panel, p.v, full, 64 * i, int(t.row), int(f.kv_head) * p.v_head, int(f.batch) * p.v_item);
 }
 
 // What a block has done so far: tiles of queries that are planned, those whose queries were sent for, tiles of keys.
@@ -139,21 +140,21 @@ template <class S> CQSA_DEVICE bool load_unit(const params& p, const tile_memory
   block_facts& f = facts.f;
   if (facts.state == int32_t(unit_state::empty)) return plan_unit<S>(p, mem, done);
   key_cursor c{0, 0, 0, 0, 0, 0};
-  bool more = enter_range<S>(p, f, c), another = false, planned = false;
-  int previous = -1;
+  bool more = enter_range<S>(p, f, c), another = false, first = true, planned = false;
+  key_tile previous{0, 0, 0, 0, 0};
   while (more) {
     key_tile t = tile_at<S>(c, f);
     more = next_tile<S>(p, f, c);
     if (!more) t.flags |= tile_last;
     send_keys<S>(p, mem, f, done.keys, t);
-    if (previous < 0) {
+    if (first) {
       send_queries<S>(p, mem, f, done.queries++);
     } else {
       send_values<S>(p, mem, f, done.keys - 1, previous);
       if (!planned) another = plan_unit<S>(p, mem, done);
       planned = true;
     }
-    previous = int(t.row);
+    previous = t, first = false;
     ++done.keys;
   }
   send_values<S>(p, mem, f, done.keys - 1, previous);
@@ -203,8 +204,8 @@ template <class S, int Kind> CQSA_DEVICE bool clear_wild(unsigned char* values, 
 
 template <class S, int Kind> CQSA_DEVICE void check_tile(const tile_memory<S>& mem, uint32_t n, int warp) {
   block_barriers<S>& b = mem.barriers();
-  if ((mem.info(n).flags & tile_ragged) && clear_wild<S, Kind>(mem.v(n), warp)) {
-    if (lane_now() == 0) atomic_or(reinterpret_cast<uint32_t*>(&mem.info(n).flags), tile_wild);
+  if ((mem.about_v(n).flags & tile_ragged) && clear_wild<S, Kind>(mem.v(n), warp)) {
+    if (lane_now() == 0) atomic_or(reinterpret_cast<uint32_t*>(&mem.about_v(n).flags), tile_wild);
     publish_stores();
   }
   warp_arrives(b.seen_v[slot_of<S>(n)]);
@@ -221,7 +222,7 @@ template <class S, int Kind> CQSA_DEVICE void check_block(const tile_memory<S>& 
     if (state == unit_state::done) return;
     for (bool more = state == unit_state::busy; more; ++keys) {
       wait_phase(b.full_v[slot_of<S>(keys)], parity_of<S>(keys));
-      more = !(mem.info(keys).flags & tile_last);
+      more = !(mem.about_v(keys).flags & tile_last);
       check_tile<S, Kind>(mem, keys, warp);
     }
     warp_arrives(b.empty_facts[unit % 2]);

@@ -64,13 +64,13 @@ CQSA_DEVICE void add_wild(const params& p, const block_facts& f, const key_tile&
 template <class S> CQSA_DEVICE void wait_for_values(const tile_memory<S>& mem, uint32_t n) {
   block_barriers<S>& b = mem.barriers();
   wait_phase(b.full_v[slot_of<S>(n)], parity_of<S>(n));
-  if (mem.info(n).flags & tile_ragged) wait_phase(b.seen_v[slot_of<S>(n)], parity_of<S>(n));
+  if (mem.about_v(n).flags & tile_ragged) wait_phase(b.seen_v[slot_of<S>(n)], parity_of<S>(n));
 }
 template <class S, int Kind>
 CQSA_DEVICE void end_pv(const params& p, const tile_memory<S>& mem, uint32_t unit, uint32_t n, float (&o)[S::dv / 2]) {
   wgmma_wait<0>();
   after_wait(o);
-  const key_tile& t = mem.info(n);
+  const key_tile& t = mem.about_v(n);
   if (__builtin_expect(t.flags & tile_wild, 0)) add_wild<S, Kind>(p, mem.facts(unit).f, t, o);
   warp_arrives(mem.barriers().empty_v[slot_of<S>(n)]);
 }
@@ -78,7 +78,7 @@ CQSA_DEVICE void end_pv(const params& p, const tile_memory<S>& mem, uint32_t uni
 CQSA_DEVICE bool is_last(const key_tile& t) { return t.flags & tile_last; }
 template <class S> CQSA_DEVICE key_tile wait_for_keys(const tile_memory<S>& mem, uint32_t n) {
   wait_phase(mem.barriers().full_k[slot_of<S>(n)], parity_of<S>(n));
-  return mem.info(n);
+  return mem.about_k(n);
 }
 // The logits are there: their keys' place is free, and after the last ones that of q.
 template <class S> CQSA_DEVICE void end_qk(const tile_memory<S>& mem, int group, uint32_t n, const key_tile& t) {
@@ -117,11 +117,13 @@ template <class S> struct progress_of_group {
   thread_rows rows;
 };
 
-// Logits with all that changes them, and the new maxima.
-template <class S> CQSA_DEVICE row_factors fix_logits(const params& p, const key_tile& t, thread_rows& rows, float (&s)[S::keys / 2]) {
+// From logits to p.
+template <class S> CQSA_DEVICE row_factors soften(const params& p, const key_tile& t, thread_rows& rows, float (&s)[S::keys / 2]) {
   if (__builtin_expect(p.a.softcap > 0, 0)) cap_logits<S>(p.a, s);
   if (__builtin_expect(t.flags & tile_ragged, 0)) hide_logits<S>(p, t, s);
-  return raise_maxima<S>(scale_of(p.a), s, rows);
+  const row_factors factors = raise_maxima<S>(scale_of(p.a), s, rows);
+  weigh<S>(scale_of(p.a), factors, rows, s);
+  return factors;
 }
 
 // Looks at the tile behind n + skip.
@@ -146,11 +148,8 @@ CQSA_DEVICE bool first_tile(const params& p, const tile_memory<S>& mem, progress
   wgmma_wait<0>();
   after_wait(s);
   end_qk<S>(mem, at.group, at.n, at.next);
-  const row_factors factors = fix_logits<S>(p, at.next, at.rows, s);
-  float sum[4] = {};
-  weigh_early<S>(scale_of(p.a), factors, s, sum);
-  weigh_late<S, Kind>(scale_of(p.a), factors, s, sum, to, at.rows);
-  scale_sums<S>(factors, o);
+  scale_sums<S>(soften<S>(p, at.next, at.rows, s), o);
+  pack_weights<S, Kind>(s, to);
   look_ahead<S>(mem, at, 0);
   return true;
 }
@@ -168,13 +167,11 @@ CQSA_DEVICE bool next_tile(const params& p, const tile_memory<S>& mem, progress_
   wgmma_wait<1>();
   after_wait(s);
   end_qk<S>(mem, at.group, at.n + 1, at.next);
-  const row_factors factors = fix_logits<S>(p, at.next, at.rows, s);
-  float sum[4] = {};
-  weigh_early<S>(scale_of(p.a), factors, s, sum);
-  // The branch in here also keeps the assembler from waiting for the product with v in front of all that.
+  const row_factors factors = soften<S>(p, at.next, at.rows, s);
+  // The branch in here also keeps the assembler from waiting for the product with v in front of the softmax.
   look_ahead<S>(mem, at, 1);
   end_pv<S, Kind>(p, mem, at.unit, at.n, o);
-  weigh_late<S, Kind>(scale_of(p.a), factors, s, sum, weights, at.rows);
+  pack_weights<S, Kind>(s, weights);
   scale_sums<S>(factors, o);
   ++at.n;
   return true;

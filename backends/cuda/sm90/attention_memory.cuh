@@ -32,14 +32,17 @@ template <class S> struct tile_memory {
     static_assert(sizeof(unit_facts) <= S::facts_bytes / 2, "its place");
     return *reinterpret_cast<unit_facts*>(base + S::tiles_bytes + unit % 2 * (S::facts_bytes / 2));
   }
-  // Of key tile n: more slots than tiles, since it is used until n has been multiplied with v.
-  CQSA_DEVICE key_tile& info(uint32_t n) const {
-    static_assert(sizeof(key_tile) <= 32, "its place");
-    return *reinterpret_cast<key_tile*>(base + S::tiles_bytes + S::facts_bytes + n % S::infos * 32);
-  }
+  // What tile n of k, and of v, is like.
+  CQSA_DEVICE key_tile& about_k(uint32_t n) const { return about(n % S::stages); }
+  CQSA_DEVICE key_tile& about_v(uint32_t n) const { return about(S::stages + n % S::stages); }
   CQSA_DEVICE block_barriers<S>& barriers() const {
     static_assert(sizeof(block_barriers<S>) <= S::barrier_bytes, "its place");
     return *reinterpret_cast<block_barriers<S>*>(base + S::tiles_bytes + S::facts_bytes + S::info_bytes);
+  }
+
+  CQSA_DEVICE key_tile& about(uint32_t slot) const {
+    static_assert(sizeof(key_tile) <= 32, "its place");
+    return *reinterpret_cast<key_tile*>(base + S::tiles_bytes + S::facts_bytes + slot * 32);
   }
 };
 

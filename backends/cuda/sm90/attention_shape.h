@@ -7,14 +7,18 @@
 
 namespace cqsa::gpu::sm90 {
 
+// For which lengths a kernel is, where sizes have more than one.
+enum class form { usual, lengthy };
+
 // D channels of q and k, Dv of v and the output; smaller sizes are padded with zeros by the copy engine.
 //   groups        warpgroups of 64 query rows that compute
 //   keys, stages  of a tile, and how many tiles of k and of v are in shared memory
 //   registers of a thread of those, and of the warpgroup that loads: together what the launch reserves, a multiple of 8 for each thread
-template <int D, int Dv> struct tile_config;
+template <int D, int Dv, form Form = form::usual> struct tile_config;
 template <> struct tile_config<64, 64> { static constexpr int groups = 3, keys = 128, stages = 2, registers = 160, loader_registers = 32; };
 template <> struct tile_config<96, 96> { static constexpr int groups = 2, keys = 128, stages = 2, registers = 232, loader_registers = 40; };
 template <> struct tile_config<128, 128> { static constexpr int groups = 2, keys = 128, stages = 2, registers = 232, loader_registers = 40; };
+template <> struct tile_config<128, 128, form::lengthy> { static constexpr int groups = 2, keys = 176, stages = 2, registers = 232, loader_registers = 40; };
 template <> struct tile_config<192, 128> { static constexpr int groups = 2, keys = 112, stages = 2, registers = 232, loader_registers = 40; };
 template <> struct tile_config<256, 256> { static constexpr int groups = 2, keys = 80, stages = 2, registers = 232, loader_registers = 40; };
 
@@ -35,8 +39,8 @@ enum tile_flag : int32_t {
 // Per tile of queries: what all threads have to know. `rows` is the table of attention_block.cuh.
 enum class unit_state : int32_t { done, empty, busy };
 
-template <int D, int Dv> struct tile_shape {
-  using config = tile_config<D, Dv>;
+template <int D, int Dv, form Form = form::usual> struct tile_shape {
+  using config = tile_config<D, Dv, Form>;
   static constexpr int d = D, dv = Dv;
   static constexpr int groups = config::groups, keys = config::keys, stages = config::stages;
   static constexpr int registers = config::registers, loader_registers = config::loader_registers;
@@ -51,7 +55,7 @@ template <int D, int Dv> struct tile_shape {
   static constexpr int q_group_bytes = panels * q_panel, q_bytes = groups * q_group_bytes, k_bytes = panels * k_panel, v_bytes = v_panels * k_panel;
   // Bytes of the parts of shared memory, in this order, from a multiple of 1024 on.
   static constexpr int tiles_bytes = q_bytes + stages * (k_bytes + v_bytes);
-  static constexpr int facts_bytes = 2 * 320, infos = 2 * stages, info_bytes = infos * 32, barrier_bytes = 8 * (4 + 2 * groups + 5 * stages);
+  static constexpr int facts_bytes = 2 * 320, info_bytes = 2 * stages * 32, barrier_bytes = 8 * (4 + 2 * groups + 5 * stages);
   static_assert((stages & (stages - 1)) == 0, "slots are found by masks");
   static constexpr int shared_bytes = tiles_bytes + facts_bytes + info_bytes + barrier_bytes + 1024;
   static_assert(shared_bytes <= 232448, "of a block on Hopper");

@@ -116,42 +116,25 @@ template <class S> CQSA_DEVICE row_factors raise_maxima(float scale, const float
 template <class S> struct packed_weights {
   uint32_t of[S::keys / 16][4];
 };
-template <class S, int Kind> CQSA_DEVICE void pack_step(const float (&s)[S::keys / 2], int step, packed_weights<S>& to) {
+template <class S, int Kind> CQSA_DEVICE void pack_weights(const float (&s)[S::keys / 2], packed_weights<S>& to) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float low = s[8 * step + 2 * i], high = s[8 * step + 2 * i + 1];
-    to.of[step][i] = Kind == kind_f16 ? pack_f16(low, high) : pack_bf16(low, high);
+  for (int n = 0; n < S::keys / 4; ++n) {
+    const float low = s[2 * n], high = s[2 * n + 1];
+    to.of[n / 4][n % 4] = Kind == kind_f16 ? pack_f16(low, high) : pack_bf16(low, high);
   }
 }
 
-// From logits to p, keys 16 step and the next.
-template <class S> CQSA_DEVICE void weigh_step(float scale2, const row_factors& factors, int step, float (&s)[S::keys / 2], float (&sum)[4]) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    float& x = s[8 * step + i];
-    x = exp2_f32(fma_f32(x, scale2, -factors.reference[i % 4 / 2]));
-    sum[i % 4] += x;
-  }
-}
-template <class S> constexpr int early_steps = S::keys / 32;  // half of them
-// The first ones, while the product of the weights so far with v is under way.
-template <class S> CQSA_DEVICE void weigh_early(float scale, const row_factors& factors, float (&s)[S::keys / 2], float (&sum)[4]) {
+// From logits to p.
+template <class S> CQSA_DEVICE void weigh(float scale, const row_factors& factors, thread_rows& rows, float (&s)[S::keys / 2]) {
   const float scale2 = product_f32(scale, log2_of_e);
+  float sum[4] = {rows.l[0], 0.0f, rows.l[1], 0.0f};
 #pragma unroll
-  for (int step = 0; step < early_steps<S>; ++step) weigh_step<S>(scale2, factors, step, s, sum);
-}
-// The others, and all packed among them: exponentials leave room for other instructions.
-template <class S, int Kind>
-CQSA_DEVICE void weigh_late(float scale, const row_factors& factors, float (&s)[S::keys / 2], float (&sum)[4], packed_weights<S>& to, thread_rows& rows) {
-  const float scale2 = product_f32(scale, log2_of_e);
-#pragma unroll
-  for (int step = early_steps<S>; step < S::keys / 16; ++step) {
-    weigh_step<S>(scale2, factors, step, s, sum);
-    if (step - early_steps<S> < early_steps<S>) pack_step<S, Kind>(s, step - early_steps<S>, to);
-    pack_step<S, Kind>(s, step, to);
+  for (int n = 0; n < S::keys / 2; ++n) {
+    s[n] = exp2_f32(fma_f32(s[n], scale2, -factors.reference[n % 4 / 2]));
+    sum[n % 4] += s[n];
   }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) rows.l[r] += sum[2 * r] + sum[2 * r + 1];
+  for (int r = 0; r < 2; ++r) rows.l[r] = sum[2 * r] + sum[2 * r + 1];
 }
 
 // Products with 1 are left out: no bit depends on it. Factors are at most 1, so that their distances from it do not cancel.

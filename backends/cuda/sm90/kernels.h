@@ -2,10 +2,11 @@
 // The kernels of Hopper alone, X(name, threads, tier) as in backends/gpu/kernels.h.
 #pragma once
 
-#define CQSA_SM90_KERNELS_OF(X, kind)         \
-  X(cqsa_sm90_attention_##kind##_d64, 512, 90)  \
-  X(cqsa_sm90_attention_##kind##_d96, 384, 90)  \
-  X(cqsa_sm90_attention_##kind##_d128, 384, 90) \
-  X(cqsa_sm90_attention_##kind##_d192, 384, 90) \
-  X(cqsa_sm90_attention_##kind##_d256, 384, 90)
+#define CQSA_SM90_KERNELS_OF(X, kind)                   \
+  X(cqsa_sm90_attention_##kind##_d64_usual, 512, 90)    \
+  X(cqsa_sm90_attention_##kind##_d96_usual, 384, 90)    \
+  X(cqsa_sm90_attention_##kind##_d128_usual, 384, 90)   \
+  X(cqsa_sm90_attention_##kind##_d128_lengthy, 384, 90) \
+  X(cqsa_sm90_attention_##kind##_d192_usual, 384, 90)   \
+  X(cqsa_sm90_attention_##kind##_d256_usual, 384, 90)
 #define CQSA_SM90_KERNELS(X) CQSA_SM90_KERNELS_OF(X, f16) CQSA_SM90_KERNELS_OF(X, bf16)

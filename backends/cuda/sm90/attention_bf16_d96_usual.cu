@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention.cuh"
 
-CQSA_SM90_ATTENTION(f16, 256, 256)
+CQSA_SM90_ATTENTION(bf16, 96, 96, usual)

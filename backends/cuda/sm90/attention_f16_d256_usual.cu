@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention.cuh"
+
+CQSA_SM90_ATTENTION(f16, 256, 256, usual)
