@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sm_80 attention leaf by itself on a CUDA device, for benchmarks/sm80_attention.py: no plugin, no core. Kernels come from a
+// The attention leaves of sm_80 and of Hopper by themselves on a CUDA device, for benchmarks/cuda_attention.py: no plugin, no core. Kernels come from a
 // folder of cubins, so that versions of them can be compared. docs/kernels/NOTES-attention-sm80.md says how to build and run.
 #include "backends/cuda/tuned.h"
 #include "backends/gpu/attention_params.h"

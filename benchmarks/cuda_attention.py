@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sm_80 attention leaf beside torch's FlashAttention-2 and cuDNN in one run: time, and error against fp64.
+"""The attention leaves of sm_80 and of Hopper beside torch's FlashAttention-2 and cuDNN in one run: time, and error against fp64.
 
-    python3 benchmarks/sm80_attention.py LIBRARY CUBINS [--random SECONDS] [--cells quick|all] [--other CUBINS ..]
+    python3 benchmarks/cuda_attention.py LIBRARY CUBINS [--tier 80|90] [--random SECONDS] [--cells quick|all|none] [--dims 64,128]
+        [--tokens 1024] [--other LIBRARY:CUBINS[:TIER] ..]
 
-LIBRARY is built from benchmarks/sm80_attention.cpp, CUBINS a folder of cubins of the kernels; docs/kernels/NOTES-attention-sm80.md.
+LIBRARY is built from benchmarks/cuda_attention.cpp, CUBINS a folder of cubins of the kernels (docs/kernels/NOTES-attention-sm80.md).
+Bursts of all contenders take turns, so that each finds the same temperature and clock.
 """
 import argparse
 import glob
@@ -18,6 +20,7 @@ CELLS = [(64, 32, 32, 1024, 16), (64, 32, 32, 4096, 4), (64, 32, 32, 16384, 1),
          (128, 16, 16, 1024, 16), (128, 16, 16, 4096, 4), (128, 16, 16, 16384, 1), (128, 16, 16, 65536, 1),
          (256, 8, 8, 4096, 4), (256, 8, 8, 16384, 1),
          (128, 32, 8, 4096, 4), (128, 64, 8, 8192, 1), (128, 32, 8, 32768, 1)]
+PEERS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 QUICK = [CELLS[0], CELLS[2], CELLS[3], CELLS[4], CELLS[5], CELLS[7], CELLS[8]]
 
 
@@ -88,7 +91,7 @@ def torch_call(backend, q, k, v, causal):
     return call
 
 
-def one_cell(leaves, cell, causal, dtype=torch.bfloat16, ratios=None):
+def one_cell(leaves, cell, causal, dtype=torch.bfloat16, ratios=None, peers=("flash", "cudnn")):
     d, h, g, n, b = cell
     torch.manual_seed(n + d)
     q = torch.randn(b, h, n, d, device="cuda", dtype=dtype)
@@ -101,8 +104,8 @@ def one_cell(leaves, cell, causal, dtype=torch.bfloat16, ratios=None):
     line = f"{'f16 ' if dtype == torch.float16 else 'bf16'} D={d:<3} H={h}/{g} N={n:<5} B={b:<2} {'causal' if causal else 'full  '}"
     leaves = [x for x in leaves if glob.glob(f"{x.folder}/*{'f16' if dtype == torch.float16 else 'bf16'}_d{d}*.cubin")]
     calls, errors, wrong = [], [], []
-    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-        calls.append(torch_call(backend, q, k, v, causal))
+    for peer in peers:
+        calls.append(torch_call(PEERS[peer], q, k, v, causal))
         errors.append(rms(calls[-1](), want, rows))
     for leaf in leaves:
         out.fill_(torch.nan)
@@ -112,12 +115,13 @@ def one_cell(leaves, cell, causal, dtype=torch.bfloat16, ratios=None):
         lse_error = (torch.stack([lse[0, 0, rows], lse[0, -1, rows]]).double() - want_lse).abs().max().item()
         wrong.append("" if errors[-1] < 6e-3 and lse_error < 1e-4 and not out.isnan().any() else f" WRONG lse {lse_error:.1e}")
     rates = [flops / ms * 1e-9 for ms in medians_ms(calls)]
-    line += f" | flash {rates[0]:5.0f} {errors[0]:.2e} | cudnn {rates[1]:5.0f} {errors[1]:.2e}"
-    for leaf, rate, error, bad in zip(leaves, rates[2:], errors[2:], wrong):
+    line += "".join(f" | {peer} {rate:5.0f} {error:.2e}" for peer, rate, error in zip(peers, rates, errors))
+    for leaf, rate, error, bad in zip(leaves, rates[len(peers):], errors[len(peers):], wrong):
         name = leaf.folder.rstrip("/").split("/")[-1]
-        line += f" | {name} {rate:5.0f} ({rate / rates[0]:.2f}, {rate / rates[1]:.2f}) {error:.2e}{bad}"
+        of_peers = [rate / x for x in rates[:len(peers)]]
+        line += f" | {name} {rate:5.0f} ({', '.join(f'{x:.2f}' for x in of_peers)}) {error:.2e}{bad}"
         if ratios is not None:
-            ratios.setdefault(name, []).append((rate / rates[0], rate / rates[1]))
+            ratios.setdefault(name, []).append(of_peers)
     print(line, flush=True)
 
 
@@ -129,6 +133,7 @@ def main():
     parser.add_argument("--cells", default="all")
     parser.add_argument("--other", nargs="*", default=[], metavar="LIBRARY:CUBINS[:TIER]", help="other versions, timed where they have the size")
     parser.add_argument("--dims", default="64,128,256")
+    parser.add_argument("--peers", default="flash,cudnn", help="FlashAttention-2 and cuDNN, both as torch has them")
     parser.add_argument("--tokens", default="")
     parser.add_argument("--tier", type=int, default=80, help="80, or 90 for the Hopper kernels")
     a = parser.parse_args()
@@ -136,7 +141,7 @@ def main():
     leaf.library.bench_use(a.tier)
     if a.random and leaf.library.bench_random(a.random, 1):
         print("WRONG")
-    leaves = [leaf]
+    leaves, peers = [leaf], a.peers.split(",")
     for other in a.other:
         library, folder, *tier = other.split(":")
         leaves.append(Leaf(library, folder, False))
@@ -146,9 +151,9 @@ def main():
         if str(cell[0]) not in a.dims.split(",") or (a.tokens and str(cell[3]) not in a.tokens.split(",")):
             continue
         for causal in (False, True):
-            one_cell(leaves, cell, causal, ratios=ratios)
+            one_cell(leaves, cell, causal, ratios=ratios, peers=peers)
     for name, pairs in ratios.items():
-        for peer, values in zip(("FlashAttention-2", "cuDNN"), zip(*pairs)):
+        for peer, values in zip(peers, zip(*pairs)):
             print(f"{name}: geometric mean {statistics.geometric_mean(values):.3f} of {peer}, least {min(values):.3f}")
 
 
