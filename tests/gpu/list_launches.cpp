@@ -68,12 +68,12 @@ template <class F> void each_case(const F& f) {
 void list_attention() {
   const cqsa_attention_impl* all[] = {&portable_attention, &sm70_attention_impl, &sm75_attention, &sm80_attention, &sm80_decode, &sm90_attention};
   each_case([&](const cqsa_chip& chip, device_facts* facts, cqsa_dtype q, cqsa_dtype kv, const int64_t (&d)[2], int32_t precision) {
-    for (const int64_t queries : {1, 8, 5000})
+    for (const int64_t queries : {1, 8, 5000, 10000})
       for (const double softcap : {0.0, 1.0}) {
         cqsa_attention_leaf a{};
         a.struct_size = sizeof a, a.flags = CQSA_LEAF_CLEAR_TAIL, a.chip = chip, a.precision = precision;
         a.batch = 1, a.num_heads = 8, a.num_kv_heads = 1, a.head_dim = d[0], a.head_dim_v = d[1];
-        a.seqlen_q = a.total_q = queries, a.seqlen_k = 5000, a.softmax_scale = 1, a.softcap = softcap, a.window_left = a.window_right = -1;
+        a.seqlen_q = a.total_q = queries, a.seqlen_k = queries < 5000 ? 5000 : queries, a.softmax_scale = 1, a.softcap = softcap, a.window_left = a.window_right = -1;
         a.cu_seqlens_q = somewhere, a.index_dtype = CQSA_DTYPE_I32;  // for the kernel that clears what is behind the last query
         a.q = view(q, d[0]), a.k = view(kv, d[0]), a.v = view(kv, d[1]), a.out = view(q, d[1]), a.lse = view(CQSA_DTYPE_F32, 1);
         if (kv == CQSA_DTYPE_I8) a.scale_k = a.scale_v = CQSA_SCALE_GROUP, a.kv_group = 32, a.k_scale = a.v_scale = view(CQSA_DTYPE_F16, 16);
