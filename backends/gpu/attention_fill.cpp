@@ -130,7 +130,7 @@ void fill_numbers(const cqsa_attention_leaf& a, attention_params* p) {
 // Few queries: the heads that share keys fill the rows of a tile, or of each of its parts.
 void fill_packing(const tile_rows& rows, int64_t longest, attention_params* p) {
   const int64_t group = p->num_heads / p->num_kv_heads;
-  const int64_t heads = larger(1, smaller(smaller(group, rows.part), longest > 0 ? rows.part * rows.parts / longest : 1));
+  const int64_t heads = larger(1, smaller(smaller(group, rows.part), longest > 0 ? rows.part / divide_up(longest, rows.parts) : 1));
   p->heads_packed = int32_t(heads);
   p->head_groups = int32_t(divide_up(group, heads));
   p->tile_queries = int32_t(rows.part / heads * rows.parts);

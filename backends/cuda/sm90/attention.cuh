@@ -54,7 +54,7 @@ template <class S, int Kind> CQSA_DEVICE void attention_block(const params& p) {
 
 }  // namespace cqsa::gpu::sm90
 
-// CQSA_SM90_ATTENTION(f16 | bf16, head_dim, head_dim_v, usual | brief | lengthy): one kernel. Tensor maps are read where the parameters
+// CQSA_SM90_ATTENTION(f16 | bf16, head_dim, head_dim_v, usual | lengthy): one kernel. Tensor maps are read where the parameters
 // are.
 #define CQSA_SM90_ATTENTION(kind, d, dv, length)                                                                               \
   extern "C" __global__ void __launch_bounds__((cqsa::gpu::sm90::tile_shape<d, dv, cqsa::gpu::sm90::form::length>::threads), 1) \

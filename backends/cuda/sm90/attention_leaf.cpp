@@ -12,8 +12,7 @@ namespace {
 
 using sm90::tile_shape;
 
-constexpr int64_t most_rows = int64_t(1) << 30;      // kernels and the copy engine count rows in 32 bits
-constexpr int64_t cached_bytes = int64_t(36) << 20;  // of keys and values that the L2 cache holds beside everything else
+constexpr int64_t most_rows = int64_t(1) << 30;  // kernels and the copy engine count rows in 32 bits
 
 // ------------------------------------------------------------------------------------------------------- instantiations
 
@@ -61,7 +60,9 @@ const char* why_not(const cqsa_attention_leaf& a) {
   if (a.batch_invariant) return "the kernel depends on strides, which batch_invariant does not allow";
   if (a.precision != CQSA_PRECISION_DEFAULT && a.precision != CQSA_PRECISION_FAST) return "p is rounded to 16 bits here";
   if (!(a.softmax_scale >= 1e-30 && a.softmax_scale <= 1e30)) return "softmax_scale is between 1e-30 and 1e30";
+  if (a.softcap > 0 && !(a.softmax_scale / a.softcap <= 1e30)) return "softcap is at least 1e-30 of softmax_scale";
   if (a.seqlen_k > most_rows || a.seqlen_q > most_rows) return "sequences have at most 2^30 tokens";
+  if (a.chip.shared_bytes > 0 && a.chip.shared_bytes < choose(a).shared_bytes) return "the device has too little shared memory";
   return nullptr;
 }
 
@@ -126,6 +127,7 @@ struct tensor_walks {
 };
 bool walks_of(const cqsa_attention_leaf& a, tensor_walks* out) {
   const row_counts n = rows_of(a);
+  if (a.q.stride[1] == 0 && a.num_heads > a.num_kv_heads) return false;  // a box may have several heads of q
   return n.q <= most_rows && n.k <= most_rows && walk_of(a.q, a.head_dim, n.q, a.num_heads, a.batch, &out->q) &&
          walk_of(a.k, a.head_dim, n.k, a.num_kv_heads, a.batch, &out->k) && walk_of(a.v, a.head_dim_v, n.k, a.num_kv_heads, a.batch, &out->v);
 }
@@ -153,29 +155,44 @@ cqsa_status fill_maps(void* device, tensor_walks& t, const variant& v, sm90::par
 
 // --------------------------------------------------------------------------------------------------------------- launch
 
-double larger_of(double a, double b) { return a > b ? a : b; }
-// The part of the time in which blocks work, where `rounds` tiles for each of them, whose length falls evenly to nothing, are taken
-// in turns of alternating order: two turns together take the same time for every block, but for the last ones, where some get one tile only.
-double balance(double rounds) {
-  const double turns = std::ceil(rounds), odd = std::fmod(turns, 2), before = turns - (odd > 0 ? 1 : 2);
-  const double pairs = before - before * before / (2 * rounds), longest = 1 - before / rounds;
-  const double end = odd > 0 ? longest : larger_of(longest, 2 * longest - 2 / rounds);
-  return rounds / 2 / (pairs + end);
+// How the work of a tile of queries falls from the last to the first one: what is left of it.
+double shortest_share(const cqsa_attention_leaf& a, int64_t tile_queries) {
+  const cqsa_rect whole{0, 0, a.seqlen_q, a.seqlen_k, 0, 0, 0};
+  const cqsa_rect& r = a.num_rects == 1 ? a.rects[0] : whole;
+  const int64_t seen = r.q_pos - r.k_pos + (a.causal == CQSA_CAUSAL_TOP_LEFT ? 0 : a.seqlen_k - a.seqlen_q);  // by the query before the first
+  const int64_t last = larger(1, smaller(seen + r.q_len, r.k_len)), first = larger(0, smaller(seen + tile_queries, last));
+  return double(first) / double(last);
 }
 
-// Tiles are taken longest first within so many heads: few, for the L2 cache, but so many that the blocks are balanced.
-void fill_order(const cqsa_attention_leaf& a, int64_t units, int64_t blocks, sm90::params* p) {
-  const int64_t columns = units / p->a.q_tiles, bytes = 2 * larger(a.seqlen_k, 1) * (a.head_dim + a.head_dim_v) / p->a.head_groups;
-  const int64_t most = smaller(columns, larger(2, cached_bytes / larger(bytes, 1)));
-  int64_t best = columns;
-  if (blocks < units && p->a.longest_first) {
-    best = 1;
-    for (int64_t n = 2; n <= smaller(most, 64); ++n)
-      if (balance(double(n * p->a.q_tiles) / double(blocks)) > balance(double(best * p->a.q_tiles) / double(blocks)) + 0.01) best = n;
+// The part of the time in which blocks work, where `rounds` tiles for each of them, whose work falls evenly to `share`, are taken in turns
+// of alternating order: two turns together take the same time for every block, but for the last ones, where some get one tile only.
+double balance(double rounds, double share) {
+  const int64_t turns = int64_t(std::ceil(rounds)), odd = turns % 2;
+  const double before = double(turns - 2 + odd), fall = (1 - share) / rounds;
+  const double pairs = before - fall * before * before / 2, longest = 1 - fall * before, pair = 2 * longest - 2 * fall;
+  return rounds * (1 + share) / 2 / (pairs + (odd || pair < longest ? longest : pair));
+}
+
+// Tiles are taken longest first within so many columns: about two of their tiles for every block, since their keys should stay in the
+// L2 cache, or more where that leaves blocks without work.
+int64_t columns_at_once(const cqsa_attention_leaf& a, const attention_params& p, int64_t columns, int64_t blocks) {
+  constexpr double enough = 0.965, gain = 0.01;
+  constexpr int64_t tries = 48;
+  const double share = shortest_share(a, p.tile_queries), rounds = double(p.q_tiles) / double(blocks);
+  int64_t best = smaller(columns, larger(1, 2 * blocks / p.q_tiles));
+  const int64_t most = smaller(columns, best + tries);
+  double balanced = balance(double(best) * rounds, share);
+  for (int64_t n = best + 1; n <= most && balanced < enough; ++n) {
+    const double now = balance(double(n) * rounds, share);
+    if (now > balanced + gain) best = n, balanced = now;
   }
-  p->heads_at_once = int32_t(best);
-  p->turns_of_heads = int32_t(divide_up(best * p->a.q_tiles, blocks));
-  p->turns = int32_t(p->a.longest_first ? divide_up(columns, best) * p->turns_of_heads : divide_up(units, blocks));
+  return best;
+}
+
+sm90::unit_order order_of(const cqsa_attention_leaf& a, const attention_params& p, int64_t units, int64_t blocks) {
+  const int64_t columns = units / p.q_tiles, at_once = p.longest_first && blocks < units ? columns_at_once(a, p, columns, blocks) : columns;
+  const int64_t turns = divide_up(at_once * p.q_tiles, blocks), all = p.longest_first ? divide_up(columns, at_once) * turns : divide_up(units, blocks);
+  return {uint32_t(units), uint32_t(p.q_tiles), uint32_t(p.longest_first), uint32_t(at_once), uint32_t(turns), uint32_t(all)};
 }
 
 // Blocks stay and take one tile of queries after the other where all tiles of a place in the order take the same time; lengths that only
@@ -197,14 +214,13 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
   cqsa_status status = fill_tiles(device, a, {64, v.rows / 64}, memory, bytes, stream, &p.a, &units);
   if (units >= most_units) return sm80_attention.launch(device, leaf, memory, bytes, exec, stream);
   if (status == CQSA_OK && units > 0) {
-    p.units = int32_t(units);
     p.group_queries = p.a.tile_queries / (v.rows / 64);
     const uint32_t blocks = blocks_for(device, a, units);
-    fill_order(a, units, blocks, &p);
-    status = fill_maps(device, walks, v, &p);
+    p.order = order_of(a, p.a, units, blocks);
+    if (fill_maps(device, walks, v, &p) != CQSA_OK) return sm80_attention.launch(device, leaf, memory, bytes, exec, stream);
     const kernel_id kernel = v.kernel[a.q.dtype == CQSA_DTYPE_BF16];
     const launch_shape shape{{blocks, 1, 1}, uint32_t(v.threads), uint32_t(v.shared_bytes)};
-    if (status == CQSA_OK) status = launch(device, kernel, shape, &p, sizeof p, stream);
+    status = launch(device, kernel, shape, &p, sizeof p, stream);
   }
   if (status != CQSA_OK) return status;
   if ((a.flags & CQSA_LEAF_CLEAR_TAIL) && a.cu_seqlens_q) return clear_tail(device, a, stream);

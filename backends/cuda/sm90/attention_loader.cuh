@@ -9,26 +9,6 @@ namespace cqsa::gpu::sm90 {
 
 // ------------------------------------------------------------------------------------------------------------ the schedule
 
-struct unit_place {
-  uint32_t tile, column;  // column: batch item, key head and part of its query heads
-};
-// The block's tile of queries in its turn; false: there is none. Where tiles get shorter, blocks take them in alternating order, so that
-// none gets the longer one each time.
-CQSA_DEVICE bool find_unit(const params& p, uint32_t turn, unit_place& out) {
-  const uint32_t tiles = uint32_t(p.a.q_tiles), blocks = gridDim.x, b = blockIdx.x;
-  if (!p.a.longest_first) {
-    const uint32_t unit = turn * blocks + b;
-    out = {unit % tiles, unit / tiles};
-    return unit < uint32_t(p.units);
-  }
-  const uint32_t columns = uint32_t(p.units) / tiles, most = uint32_t(p.heads_at_once);
-  const uint32_t section = turn / uint32_t(p.turns_of_heads), inner = turn - section * uint32_t(p.turns_of_heads);
-  const uint32_t left = columns - section * most, wide = left < most ? left : most;
-  const uint32_t unit = inner * blocks + (inner % 2 ? blocks - 1 - b : b);
-  out = {tiles - 1 - unit / wide, section * most + unit % wide};
-  return unit < wide * tiles;
-}
-
 CQSA_DEVICE void begin_unit(const params& p, const unit_place& at, block_facts& f) {
   const uint32_t parts = uint32_t(p.a.head_groups), kv_heads = uint32_t(p.a.num_kv_heads), group = uint32_t(p.a.num_heads) / kv_heads;
   const uint32_t up = at.column / parts, part = (at.column - up * parts) * uint32_t(p.a.heads_packed);
@@ -120,9 +100,9 @@ template <class S> CQSA_DEVICE bool plan_unit(const params& p, const tile_memory
   unit_facts& facts = mem.facts(done.units);
   wait_phase(b.empty_facts[done.units % 2], done.units / 2 % 2 ^ 1);
   bool found = false;
-  for (; !found && done.turn < uint32_t(p.turns); ++done.turn) {
+  for (; !found && done.turn < p.order.turns; ++done.turn) {
     unit_place at;
-    if (!find_unit(p, done.turn, at)) continue;
+    if (!find_unit(p.order, gridDim.x, blockIdx.x, done.turn, at)) continue;
     begin_unit(p, at, facts.f);
     found = facts.f.rows > 0;
   }

@@ -2,6 +2,7 @@
 // The Hopper attention kernels: one row of this table each, for host and device. docs/kernels/hopper-attention.md has the reasons.
 #pragma once
 
+#include "attention_order.h"
 #include "backends/gpu/attention_params.h"
 #include "tensor_map.h"
 
@@ -69,11 +70,7 @@ struct params {
   int32_t q_item, q_head, k_item, k_head, v_item, v_head;
   int32_t q_box_bytes;    // of a panel of a warpgroup's rows
   int32_t group_queries;  // queries of a warpgroup
-  int32_t units;        // tiles of queries of this launch
-  // Order of the tiles where late queries have the most keys: longest first within so many heads, whose keys the L2 cache holds, in so
-  // many turns of the blocks.
-  int32_t heads_at_once, turns_of_heads;
-  int32_t turns;  // of a block in all
+  unit_order order;
 };
 
 }  // namespace cqsa::gpu::sm90

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the host part of the Hopper attention asks for: every tile of queries once, blocks with even work, and boxes of q that its tensor
+// has. Its port (backends/gpu/port.h) only takes down what it is asked for.
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif
+
+#include "backends/cuda/sm90/attention_shape.h"
+#include "backends/cuda/tuned.h"
+#include "backends/gpu/port.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+namespace cqsa::gpu {
+namespace {
+
+struct asked {
+  int launches = 0, other = 0;  // of the Hopper kernels, and of others
+  launch_shape shape{};
+  sm90::params params{};
+  std::vector<tensor_box> boxes;
+} seen;
+const device_facts facts{32, 132, 232448, 90, 90};
+
+}  // namespace
+
+cqsa_status launch(void*, kernel_id, const launch_shape& shape, const void* params, size_t bytes, void*) {
+  if (bytes != sizeof seen.params) return ++seen.other, CQSA_OK;
+  ++seen.launches, seen.shape = shape;
+  std::memcpy(&seen.params, params, bytes);
+  return CQSA_OK;
+}
+cqsa_status upload(void*, void*, const void*, uint64_t, void*) { return CQSA_OK; }
+cqsa_status encode_tensor(void*, const tensor_box& box, tensor_map*) {
+  seen.boxes.push_back(box);
+  return CQSA_OK;
+}
+const device_facts& facts_of(void*) { return facts; }
+cqsa_status fail(cqsa_status status, const char*, ...) { return status; }
+
+namespace {
+
+alignas(64) char somewhere[64];
+
+struct shape {
+  int64_t batch, heads, kv_heads, queries, keys, d;
+};
+cqsa_attention_leaf leaf_of(const shape& s, int32_t causal) {
+  const auto view = [&](int64_t heads, int64_t rows) { return cqsa_view{somewhere, CQSA_DTYPE_BF16, 0, {heads * rows * s.d, rows * s.d, s.d, 1}}; };
+  cqsa_attention_leaf a{};
+  a.struct_size = sizeof a, a.chip = {90, 132, 232448, 0}, a.causal = causal;
+  a.batch = s.batch, a.num_heads = s.heads, a.num_kv_heads = s.kv_heads, a.head_dim = a.head_dim_v = s.d, a.seqlen_q = s.queries, a.seqlen_k = s.keys;
+  a.q = a.out = view(s.heads, s.queries), a.k = a.v = view(s.kv_heads, s.keys);
+  a.softmax_scale = 1, a.window_left = a.window_right = -1;
+  return a;
+}
+void ask(const cqsa_attention_leaf& a) {
+  seen = {};
+  REQUIRE(sm90_attention.probe(&a, nullptr, 0) == CQSA_OK);
+  REQUIRE(sm90_attention.launch(nullptr, &a, nullptr, 0, nullptr, nullptr) == CQSA_OK);
+}
+
+// The part of the time in which blocks work; keys of each tile as in a causal problem with `past` keys in front of the first query.
+double share_of_work(int64_t past, int64_t tile_queries) {
+  const sm90::unit_order& o = seen.params.order;
+  const uint32_t blocks = seen.shape.grid[0];
+  std::vector<int> taken(o.units);
+  std::vector<double> work(blocks);
+  for (uint32_t b = 0; b < blocks; ++b)
+    for (uint32_t turn = 0; turn < o.turns; ++turn) {
+      sm90::unit_place at;
+      if (!find_unit(o, blocks, b, turn, at)) continue;
+      REQUIRE((at.tile < o.tiles && at.column < o.units / o.tiles));
+      ++taken[at.column * o.tiles + at.tile];
+      work[b] += o.longest_first ? double(past + (at.tile + 1) * tile_queries) : 1.0;
+    }
+  CHECK(std::all_of(taken.begin(), taken.end(), [](int n) { return n == 1; }));
+  double sum = 0;
+  for (const double w : work) sum += w;
+  return sum / blocks / *std::max_element(work.begin(), work.end());
+}
+
+constexpr shape shapes[] = {{1, 16, 16, 16384, 16384, 128}, {4, 16, 16, 4096, 4096, 128},   {16, 16, 16, 1024, 1024, 128}, {16, 32, 32, 1024, 1024, 64},
+                            {1, 32, 32, 16384, 16384, 64},  {1, 8, 8, 16384, 16384, 256},   {4, 8, 8, 4096, 4096, 256},    {8, 32, 32, 128, 32768, 128},
+                            {2, 32, 32, 512, 131072, 128},  {4, 32, 32, 1024, 65536, 128},  {8, 64, 8, 128, 32768, 128},   {1, 32, 32, 4096, 131072, 128},
+                            {64, 16, 16, 192, 192, 64},     {32, 32, 32, 256, 256, 128},    {1, 64, 8, 8192, 8192, 128},   {1, 32, 8, 32768, 32768, 128},
+                            {3, 5, 5, 700, 900, 96},        {1, 8, 8, 215424, 1048576, 64}, {128, 32, 32, 128, 128, 128}};
+
+TEST_CASE("hopper launch: every tile once, and blocks with even work") {
+  for (const shape& s : shapes)
+    for (const int32_t causal : {CQSA_CAUSAL_NONE, CQSA_CAUSAL_BOTTOM_RIGHT}) {
+      INFO(s.batch << " x " << s.heads << "/" << s.kv_heads << " heads, " << s.queries << " queries, " << s.keys << " keys, head_dim " << s.d);
+      ask(leaf_of(s, causal));
+      REQUIRE(seen.launches == 1);
+      const double share = share_of_work(s.keys - s.queries, seen.params.a.tile_queries), turns = double(seen.params.order.units) / seen.shape.grid[0];
+      CAPTURE(seen.params.order.columns_at_once);
+      // What is left over in the last turn is nobody's fault.
+      CHECK(share >= (turns >= 2 ? 0.85 : 0.49));
+    }
+}
+
+TEST_CASE("hopper launch: tiles hold the queries that share one") {
+  for (const int64_t d : {64, 128})
+    for (int64_t group = 1; group <= 16; ++group)
+      for (int64_t queries = 1; queries <= 192; ++queries) {
+        ask(leaf_of({1, group, 1, queries, 4096, d}, CQSA_CAUSAL_NONE));
+        const attention_params& p = seen.params.a;
+        const int64_t rows = d == 64 ? 192 : 128;
+        REQUIRE(p.heads_packed * p.tile_queries <= rows);
+        if (p.heads_packed > 1) REQUIRE(p.q_tiles == 1);
+        REQUIRE(p.q_tiles == (queries + p.tile_queries - 1) / p.tile_queries);
+      }
+}
+
+TEST_CASE("hopper launch: one q for several heads is nothing for boxes") {
+  cqsa_attention_leaf a = leaf_of({1, 8, 1, 20, 500, 128}, CQSA_CAUSAL_NONE);
+  ask(a);
+  REQUIRE(seen.launches == 1);
+  REQUIRE((seen.boxes.size() == 3 && seen.boxes[0].box[1] > 1 && seen.boxes[0].box[1] <= seen.boxes[0].size[1]));
+  a.q.stride[1] = 0;
+  ask(a);
+  CHECK((seen.launches == 0 && seen.other == 1));
+  a = leaf_of({1, 8, 8, 20, 500, 128}, CQSA_CAUSAL_NONE), a.q.stride[1] = 0;
+  ask(a);
+  CHECK((seen.launches == 1 && seen.params.q_head == 0));
+}
+
+TEST_CASE("hopper launch: rows that the copy engine cannot read go to sm_80") {
+  for (int n = 0; n < 5; ++n) {
+    cqsa_attention_leaf a = leaf_of({2, 4, 4, 300, 500, 128}, CQSA_CAUSAL_NONE);
+    if (n == 0) a.k.data = somewhere + 8;
+    if (n == 1) a.v.stride[2] = -128;
+    if (n == 2) a.q.stride[3] = 2;
+    if (n == 3) a.k.stride[2] = 132;
+    if (n == 4) a.k.stride[2] = 0;
+    ask(a);
+    CHECK((seen.launches == 0 && seen.other == 1));
+  }
+}
+
+}  // namespace
+}  // namespace cqsa::gpu
