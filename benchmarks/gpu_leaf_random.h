@@ -131,7 +131,7 @@ class maker {
     a.window_left = a.window_right = -1;
     if (chance(.3)) a.window_left = chance(.3) ? -1 : between(0, 100), a.window_right = chance(.3) ? -1 : between(0, 100);
     a.softmax_scale = 1.0 / std::sqrt(double(a.head_dim));
-    if (chance(simple_ ? .1 : .2)) a.softcap = 2.0;
+    if (chance(.2) && !simple_) a.softcap = 2.0;
     a.tile_q = a.tile_k = 64;
   }
 
