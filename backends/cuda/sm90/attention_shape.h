@@ -37,7 +37,7 @@ enum tile_flag : int32_t {
   tile_late = 16    // of the last range: no tile behind it has earlier ones
 };
 
-// Per tile of queries: what all threads have to know. `rows` is the table of attention_block.cuh.
+// Of a tile of queries: whether there is one, and whether its queries see keys.
 enum class unit_state : int32_t { done, empty, busy };
 
 template <int D, int Dv, form Form = form::usual> struct tile_shape {
