@@ -4,52 +4,19 @@
 #include "backends/cuda/tuned.h"
 #include "backends/gpu/attention_params.h"
 #include "backends/gpu/port.h"
+#include "benchmarks/cuda_cubins.h"
 #include "benchmarks/gpu_leaf_random.h"
 
-#include <cuda.h>
-#include <cuda_runtime.h>
-
 #include <chrono>
-#include <cstdarg>
-#include <cstdlib>
-#include <filesystem>
 #include <thread>
 #include <vector>
 
 using namespace cqsa;
 using namespace cqsa::gpu;
 
-#define CHECK_CUDA(call)                                                                  \
-  do {                                                                                    \
-    const cudaError_t status_of_call = (call);                                            \
-    if (status_of_call != cudaSuccess) {                                                  \
-      std::printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(status_of_call)); \
-      std::exit(2);                                                                       \
-    }                                                                                     \
-  } while (0)
+using bench::this_device;
 
 namespace {
-
-constexpr const char* names[] = {
-#define CQSA_KERNEL_NAME(name, threads, tier) #name,
-    CQSA_ALL_KERNELS(CQSA_KERNEL_NAME)
-#undef CQSA_KERNEL_NAME
-};
-cudaKernel_t kernels[int(kernel_id::count)];
-device_facts this_device{32, 0, 0, 90, 80};
-
-void take_kernels(cudaLibrary_t library, bool tell) {
-  for (int i = 0; i < int(kernel_id::count); ++i) {
-    cudaKernel_t kernel;
-    if (cudaLibraryGetKernel(&kernel, library, names[i]) != cudaSuccess) continue;
-    kernels[i] = kernel;
-    CHECK_CUDA(cudaKernelSetAttributeForDevice(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, this_device.shared_bytes, 0));
-    cudaFuncAttributes a;
-    CHECK_CUDA(cudaFuncGetAttributes(&a, (const void*)kernel));
-    if (tell) std::printf("%s: %d registers, %zu bytes of local memory\n", names[i], a.numRegs, a.localSizeBytes);
-  }
-  cudaGetLastError();
-}
 
 cqsa_status run_tasks(void*, int64_t n, void (*task)(void*, int64_t), void* data) {
   std::vector<std::thread> all;
@@ -68,55 +35,12 @@ namespace cqsa::cpu {
 cqsa_status fail(cqsa_status status, const char*) { return status; }
 }  // namespace cqsa::cpu
 
-namespace cqsa::gpu {
-cqsa_status fail(cqsa_status status, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  std::vprintf(format, arguments);
-  va_end(arguments);
-  std::printf("\n");
-  return status;
-}
-const device_facts& facts_of(void*) { return this_device; }
-cqsa_status launch(void*, kernel_id kernel, const launch_shape& s, const void* params, size_t, void* stream) {
-  if (!kernels[int(kernel)]) return fail(CQSA_ERROR_INTERNAL, "no kernel %s", names[int(kernel)]);
-  void* argument = const_cast<void*>(params);
-  const cudaError_t error = cudaLaunchKernel((const void*)kernels[int(kernel)], dim3(s.grid[0], s.grid[1], s.grid[2]), dim3(s.threads), &argument,
-                                             s.shared_bytes, static_cast<cudaStream_t>(stream));
-  return error == cudaSuccess ? CQSA_OK : fail(CQSA_ERROR_RUNTIME, "%s: %s", names[int(kernel)], cudaGetErrorString(error));
-}
-cqsa_status encode_tensor(void*, const tensor_box& b, tensor_map* out) {
-  static decltype(&cuTensorMapEncodeTiled) encode = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  if (!encode) CHECK_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&encode), 12000, cudaEnableDefault, &found));
-  const CUtensorMapDataType type = b.kind == kind_f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const cuuint64_t size[4] = {b.size[0], b.size[1], b.size[2], b.size[3]}, stride[3] = {b.stride[0], b.stride[1], b.stride[2]};
-  const cuuint32_t box[4] = {b.box[0], b.box[1], b.box[2], b.box[3]}, step[4] = {1, 1, 1, 1};
-  const CUresult error = encode(reinterpret_cast<CUtensorMap*>(out), type, 4, const_cast<void*>(b.data), size, stride, box, step,
-                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return error == CUDA_SUCCESS ? CQSA_OK : fail(CQSA_ERROR_RUNTIME, "cuTensorMapEncodeTiled: %d", int(error));
-}
-cqsa_status upload(void*, void* to, const void* from, uint64_t bytes, void* stream) {
-  CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)));
-  return CQSA_OK;
-}
-}  // namespace cqsa::gpu
-
 extern "C" {
 
 // Kernels of every cubin of the folder, in place of those of the same name that were there.
 void bench_load(const char* folder, int tell) {
-  cudaDeviceProp prop;
-  CHECK_CUDA(cudaGetDeviceProperties(&prop, 0));
-  this_device.compute_units = prop.multiProcessorCount;
-  this_device.shared_bytes = int32_t(prop.sharedMemPerBlockOptin);
-  for (const auto& file : std::filesystem::directory_iterator(folder)) {
-    if (file.path().extension() != ".cubin") continue;
-    cudaLibrary_t library;
-    CHECK_CUDA(cudaLibraryLoadFromFile(&library, file.path().c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0));
-    take_kernels(library, tell != 0);
-  }
+  if (this_device.arch == 0) bench::open_device(80);
+  bench::load_folder(folder, tell != 0);
 }
 
 // The leaf that the other functions measure: 80 or 90.

@@ -7,67 +7,32 @@
 #include "backends/gpu/attention_fill.h"
 #include "backends/gpu/combine_params.h"
 #include "backends/gpu/element.cuh"
-
-#include <cuda_runtime.h>
+#include "benchmarks/cuda_port.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstdarg>
-#include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <vector>
 
+using namespace cqsa;
 using namespace cqsa::gpu;
 using cqsa::gpu::decode::decode_params;
 
-#define CHECK_CUDA(call)                                                                  \
-  do {                                                                                    \
-    const cudaError_t status_of_call = (call);                                            \
-    if (status_of_call != cudaSuccess) {                                                  \
-      std::printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(status_of_call)); \
-      std::exit(2);                                                                       \
-    }                                                                                     \
-  } while (0)
-
-// ---------------------------------------------------------------------------------------------- the port, over the runtime
+// ---------------------------------------------------------------------------------------------- where kernels are
 
 extern "C" __global__ void cqsa_attention_combine(const combine_params p);
 #define CQSA_DECLARE(name, threads, tier) extern "C" __global__ void name(const decode_params p);
 CQSA_SM80_DECODE_KERNELS(CQSA_DECLARE)
 
-static device_facts this_device{32, 0, 0, 0, 80};
-
-static const void* code_of(kernel_id kernel) {
+const void* bench::code_of(kernel_id kernel) {
   if (kernel == kernel_id::cqsa_attention_combine) return (const void*)cqsa_attention_combine;
 #define CQSA_FIND(name, threads, tier) \
   if (kernel == kernel_id::name) return (const void*)name;
   CQSA_SM80_DECODE_KERNELS(CQSA_FIND)
   return nullptr;
 }
-
-namespace cqsa::gpu {
-extern const cqsa_attention_impl portable_attention = {};  // only for rectangles, of which there are none here
-cqsa_status fail(cqsa_status status, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  std::vprintf(format, arguments);
-  va_end(arguments);
-  std::printf("\n");
-  return status;
-}
-const device_facts& facts_of(void*) { return this_device; }
-cqsa_status launch(void*, kernel_id kernel, const launch_shape& s, const void* params, size_t, void* stream) {
-  void* argument = const_cast<void*>(params);
-  const void* code = code_of(kernel);
-  if (!code) return fail(CQSA_ERROR_INTERNAL, "kernel %d is not linked in", int(kernel));
-  if (s.shared_bytes) CHECK_CUDA(cudaFuncSetAttribute(code, cudaFuncAttributeMaxDynamicSharedMemorySize, int(s.shared_bytes)));
-  const cudaError_t error = cudaLaunchKernel(code, dim3(s.grid[0], s.grid[1], s.grid[2]), dim3(s.threads), &argument, s.shared_bytes,
-                                             static_cast<cudaStream_t>(stream));
-  return error == cudaSuccess ? CQSA_OK : fail(CQSA_ERROR_RUNTIME, "%s", cudaGetErrorString(error));
-}
-cqsa_status upload(void*, void*, const void*, uint64_t, void*) { return CQSA_ERROR_INTERNAL; }
-}  // namespace cqsa::gpu
+using bench::this_device;
+extern const cqsa_attention_impl cqsa::gpu::portable_attention = {};  // only for rectangles, of which there are none here
 
 template <class F> static double median_of(int times, const F& f) {
   cudaEvent_t begin, end;
@@ -330,12 +295,10 @@ static double copy_bandwidth() {
 }
 
 int main() {
-  cudaDeviceProp prop;
-  CHECK_CUDA(cudaGetDeviceProperties(&prop, 0));
-  this_device.compute_units = prop.multiProcessorCount, this_device.shared_bytes = int32_t(prop.sharedMemPerBlockOptin);
+  bench::open_device(80);
+  bench::prepare_all(false);
   const double copy = copy_bandwidth();
-  std::printf("%s, %d multiprocessors, %d bytes of shared memory, copy %.2f TB/s (read + write)\n", prop.name, prop.multiProcessorCount,
-              this_device.shared_bytes, copy * 1e-12);
+  std::printf("%d bytes of shared memory, copy %.2f TB/s (read + write)\n", this_device.shared_bytes, copy * 1e-12);
   arena mem(size_t(9) << 30);
   int wrong = 0;
   const cqsa_dtype f16 = CQSA_DTYPE_F16, bf16 = CQSA_DTYPE_BF16, i8 = CQSA_DTYPE_I8, e4m3 = CQSA_DTYPE_E4M3FN, e5m2 = CQSA_DTYPE_E5M2;

@@ -6,82 +6,38 @@
 #include "backends/gpu/attention_params.h"
 #include "backends/gpu/element.cuh"
 #include "backends/gpu/merge_params.h"
+#include "benchmarks/cuda_port.h"
 #include "benchmarks/gpu_leaf_random.h"
-
-#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdarg>
-#include <cstdlib>
 #include <thread>
 #include <vector>
 
 using namespace cqsa;
 using namespace cqsa::gpu;
 
-#define CHECK_CUDA(call)                                                                            \
-  do {                                                                                              \
-    const cudaError_t status_of_call = (call);                                                      \
-    if (status_of_call != cudaSuccess) {                                                            \
-      std::printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(status_of_call));           \
-      std::exit(2);                                                                                 \
-    }                                                                                               \
-  } while (0)
+// ---------------------------------------------------------------------------------------------- where kernels are
 
-// ---------------------------------------------------------------------------------------------- the port, over the runtime
-
-extern "C" __global__ void cqsa_attention_d64(const attention_params p);
-extern "C" __global__ void cqsa_attention_d128(const attention_params p);
-extern "C" __global__ void cqsa_attention_d256(const attention_params p);
-extern "C" __global__ void cqsa_attention_d512(const attention_params p);
-extern "C" __global__ void cqsa_attention_tail(const tail_params p);
 extern "C" __global__ void cqsa_merge(const merge_params p);
+extern "C" __global__ void cqsa_attention_tail(const tail_params p);
+#define ATTENTION(X) X(cqsa_attention_d64) X(cqsa_attention_d128) X(cqsa_attention_d256) X(cqsa_attention_d512)
+#define DECLARE(name) extern "C" __global__ void name(const attention_params p);
+ATTENTION(DECLARE)
 
-static const void* const kernels[] = {(const void*)cqsa_attention_d64,  (const void*)cqsa_attention_d128, (const void*)cqsa_attention_d256,
-                                      (const void*)cqsa_attention_d512, (const void*)cqsa_attention_tail, (const void*)cqsa_merge};
-static device_facts this_device{32, 0, 65536, 0, 0};
+const void* bench::code_of(kernel_id kernel) {
+#define FIND(name) \
+  if (kernel == kernel_id::name) return (const void*)name;
+  ATTENTION(FIND) FIND(cqsa_merge) FIND(cqsa_attention_tail)
+  return nullptr;
+}
+using bench::this_device;
 
 namespace cqsa::cpu {
 cqsa_status fail(cqsa_status status, const char*) { return status; }
 }  // namespace cqsa::cpu
 
-namespace cqsa::gpu {
-cqsa_status fail(cqsa_status status, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  std::vprintf(format, arguments);
-  va_end(arguments);
-  std::printf("\n");
-  return status;
-}
-const device_facts& facts_of(void*) { return this_device; }
-cqsa_status launch(void*, kernel_id kernel, const launch_shape& s, const void* params, size_t, void* stream) {
-  void* argument = const_cast<void*>(params);
-  const cudaError_t error = cudaLaunchKernel(kernels[int(kernel)], dim3(s.grid[0], s.grid[1], s.grid[2]), dim3(s.threads), &argument,
-                                             s.shared_bytes, static_cast<cudaStream_t>(stream));
-  return error == cudaSuccess ? CQSA_OK : fail(CQSA_ERROR_RUNTIME, "%s", cudaGetErrorString(error));
-}
-cqsa_status upload(void*, void* to, const void* from, uint64_t bytes, void* stream) {
-  CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)));
-  return CQSA_OK;
-}
-}  // namespace cqsa::gpu
-
-static void open_device() {
-  cudaDeviceProp prop;
-  CHECK_CUDA(cudaGetDeviceProperties(&prop, 0));
-  this_device.compute_units = prop.multiProcessorCount;
-  std::printf("%s, %d multiprocessors\n", prop.name, prop.multiProcessorCount);
-  int number = 0;
-  for (const void* kernel : kernels) {
-    cudaFuncAttributes a;
-    CHECK_CUDA(cudaFuncGetAttributes(&a, kernel));
-    CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 65536));
-    std::printf("kernel %d: %d registers, %zu bytes of local memory\n", number++, a.numRegs, a.localSizeBytes);
-  }
-}
 
 static double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -287,7 +243,8 @@ static int time_all() {
 }
 
 int main(int argc, char** argv) {
-  open_device();
+  bench::open_device(0);
+  bench::prepare_all();
   int wrong = time_all();
   wrong += check_random(argc > 1 ? std::atof(argv[1]) : 30, argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
   std::printf("%s\n", wrong ? "WRONG" : "all right");

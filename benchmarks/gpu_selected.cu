@@ -5,14 +5,10 @@
 #include "backends/cuda/tuned.h"
 #include "backends/gpu/element.cuh"
 #include "backends/gpu/selected_fill.h"
-
-#include <cuda_runtime.h>
+#include "benchmarks/cuda_port.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstdarg>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -22,16 +18,7 @@
 using namespace cqsa;
 using namespace cqsa::gpu;
 
-#define CHECK_CUDA(call)                                                                  \
-  do {                                                                                    \
-    const cudaError_t status_of_call = (call);                                            \
-    if (status_of_call != cudaSuccess) {                                                  \
-      std::printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(status_of_call)); \
-      std::exit(2);                                                                       \
-    }                                                                                     \
-  } while (0)
-
-// ---------------------------------------------------------------------------------------------- the port, over the runtime
+// ---------------------------------------------------------------------------------------------- where kernels are
 
 #define KERNELS(X)                                                                                                               \
   X(cqsa_selected_d256) X(cqsa_sm80_selected_f16_d256_fast) X(cqsa_sm80_selected_f16_d256_split) X(cqsa_sm80_selected_i8_d256_fast) \
@@ -39,50 +26,13 @@ using namespace cqsa::gpu;
 #define DECLARE(name) extern "C" __global__ void name(const selected_params p);
 KERNELS(DECLARE)
 
-static const void* kernel_of(kernel_id id) {
+const void* bench::code_of(kernel_id id) {
 #define FIND(name) \
   if (id == kernel_id::name) return (const void*)name;
   KERNELS(FIND)
   return nullptr;
 }
-static device_facts this_device{32, 0, 65536, 0, 80};
-
-namespace cqsa::gpu {
-cqsa_status fail(cqsa_status status, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  std::vprintf(format, arguments);
-  va_end(arguments);
-  std::printf("\n");
-  return status;
-}
-const device_facts& facts_of(void*) { return this_device; }
-cqsa_status launch(void*, kernel_id kernel, const launch_shape& s, const void* params, size_t, void* stream) {
-  void* argument = const_cast<void*>(params);
-  const void* function = kernel_of(kernel);
-  if (!function) return fail(CQSA_ERROR_INTERNAL, "kernel %d is not in this program", int(kernel));
-  const cudaError_t error = cudaLaunchKernel(function, dim3(s.grid[0], s.grid[1], s.grid[2]), dim3(s.threads), &argument, s.shared_bytes,
-                                             static_cast<cudaStream_t>(stream));
-  return error == cudaSuccess ? CQSA_OK : fail(CQSA_ERROR_RUNTIME, "%s", cudaGetErrorString(error));
-}
-cqsa_status upload(void*, void*, const void*, uint64_t, void*) { return CQSA_ERROR_INTERNAL; }
-}  // namespace cqsa::gpu
-
-static void open_device() {
-  cudaDeviceProp prop;
-  CHECK_CUDA(cudaGetDeviceProperties(&prop, 0));
-  this_device.compute_units = prop.multiProcessorCount;
-  this_device.shared_bytes = int32_t(prop.sharedMemPerBlockOptin);
-  std::printf("%s, %d multiprocessors\n", prop.name, prop.multiProcessorCount);
-#define SHOW(name)                                                                                                              \
-  {                                                                                                                             \
-    cudaFuncAttributes a;                                                                                                       \
-    CHECK_CUDA(cudaFuncGetAttributes(&a, name));                                                                                \
-    CHECK_CUDA(cudaFuncSetAttribute(name, cudaFuncAttributeMaxDynamicSharedMemorySize, this_device.shared_bytes));              \
-    std::printf("%s: %d registers, %zu bytes of local memory, code %d\n", #name, a.numRegs, a.localSizeBytes, a.binaryVersion); \
-  }
-  KERNELS(SHOW)
-}
+using bench::this_device;
 
 // ---------------------------------------------------------------------------------------------------------------- the problem
 
@@ -328,7 +278,8 @@ static bool run_one(bool codes, int64_t context) {
 }
 
 int main() {
-  open_device();
+  bench::open_device(80);
+  bench::prepare_all();
   bool right = true;
   for (const int64_t context : {32768, 8192, 131072, 2100, 1500})
     for (const bool codes : {true, false}) right = run_one(codes, context) && right;

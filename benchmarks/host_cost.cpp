@@ -111,6 +111,8 @@ void measure_launches() {
   CUlaunchConfig config = {};
   config.gridDimX = 8, config.gridDimY = config.gridDimZ = 1, config.blockDimX = 256, config.blockDimY = config.blockDimZ = 1;
   row("cuLaunchKernelEx, the same", [&] { must(launch_ex(&config, many, arguments, nullptr), "launch"); });
+  row("cuLaunchKernelEx, parameters as one buffer", [&] { must(launch_ex(&config, many, nullptr, packed), "launch"); });
+  row("cuLaunchKernel again, 1024 bytes of parameters, NULL stream", [&] { must(plain(many, nullptr), "launch"); });
 }
 
 void measure_contexts() {

@@ -8,6 +8,7 @@
 #include "code.h"
 #include "device.h"
 #include "error.h"
+#include "tensor_encode.h"
 
 namespace cqsa::gpu {
 
@@ -61,20 +62,10 @@ cqsa_status upload(void* handle, void* to, const void* from, uint64_t bytes, voi
   return CQSA_OK;
 }
 
-cqsa_status encode_tensor(void* handle, const tensor_box& b, tensor_map* out) {
-  static_assert(sizeof(tensor_map) == sizeof(CUtensorMap));
+cqsa_status encode_tensor(void* handle, const tensor_box& box, tensor_map* out) {
   const scope here(device_of(handle), scope::capture::as_is);
   CQSA_CUDA_TRY(here.status());
-  const CUtensorMapDataType type = b.kind == kind_f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const cuuint64_t size[4] = {b.size[0], b.size[1], b.size[2], b.size[3]}, stride[3] = {b.stride[0], b.stride[1], b.stride[2]};
-  const cuuint32_t box[4] = {b.box[0], b.box[1], b.box[2], b.box[3]}, step[4] = {1, 1, 1, 1};
-  CUtensorMap map;
-  CQSA_CUDA_TRY(check(driver().cuTensorMapEncodeTiled(&map, type, 4, const_cast<void*>(b.data), size, stride, box, step,
-                                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-               "describing a tensor to the copy engine"));
-  std::memcpy(out, &map, sizeof map);
-  return CQSA_OK;
+  return check(encode_box(driver().cuTensorMapEncodeTiled, box, out), "describing a tensor to the copy engine");
 }
 
 const device_facts& facts_of(void* handle) { return device_of(handle).facts; }

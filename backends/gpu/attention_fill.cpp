@@ -220,7 +220,19 @@ cqsa_status fill_tiles(void* device, const cqsa_attention_leaf& a, tile_rows row
   return CQSA_OK;
 }
 
+cqsa_status launch_tiles(void* device, const cqsa_attention_leaf& a, const tile_kernel& kernel, const void* params, size_t params_bytes,
+                         attention_params* first, int64_t units, void* stream) {
+  for (first->first_unit = 0; first->first_unit < units; first->first_unit += most_units) {
+    const uint32_t blocks = uint32_t(smaller(units - first->first_unit, most_units));
+    const launch_shape shape{{blocks, 1, 1}, uint32_t(kernel.threads), uint32_t(kernel.shared_bytes)};
+    const cqsa_status status = launch(device, kernel.kernel, shape, params, params_bytes, stream);
+    if (status != CQSA_OK) return status;
+  }
+  return clear_tail(device, a, stream);
+}
+
 cqsa_status clear_tail(void* device, const cqsa_attention_leaf& a, void* stream) {
+  if (!(a.flags & CQSA_LEAF_CLEAR_TAIL) || a.cu_seqlens_q == nullptr) return CQSA_OK;
   tail_params p{};
   p.out = view_of(a.out, 1, a.num_heads, 2, a.head_dim_v);
   p.lse = plain_view(a.lse);

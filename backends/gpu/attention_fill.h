@@ -46,7 +46,17 @@ struct tile_rows {
 cqsa_status fill_tiles(void* device, const cqsa_attention_leaf& leaf, tile_rows rows, void* memory, uint64_t bytes, void* stream,
                        attention_params* out, int64_t* units);
 
-// out = 0 and lse = -inf in the rows past the last segment, which only the device knows.
+// A kernel with one block for each tile of fill_tiles().
+struct tile_kernel {
+  kernel_id kernel;
+  int32_t threads, shared_bytes;
+};
+
+// Launches it over all units, with params whose part `first` is; then clear_tail().
+cqsa_status launch_tiles(void* device, const cqsa_attention_leaf& leaf, const tile_kernel& kernel, const void* params, size_t params_bytes,
+                         attention_params* first, int64_t units, void* stream);
+
+// With CQSA_LEAF_CLEAR_TAIL: out = 0 and lse = -inf in the rows past the last segment, which only the device knows.
 cqsa_status clear_tail(void* device, const cqsa_attention_leaf& leaf, void* stream);
 
 }  // namespace cqsa::gpu

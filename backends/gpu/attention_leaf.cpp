@@ -49,14 +49,9 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
   attention_params p{};
   int64_t units = 0;
   fill_params(a, &p);
-  cqsa_status status = fill_tiles(device, a, {v.rows}, memory, bytes, stream, &p, &units);
-  for (p.first_unit = 0; status == CQSA_OK && p.first_unit < units; p.first_unit += most_units) {
-    const uint32_t blocks = uint32_t(smaller(units - p.first_unit, most_units));
-    status = launch(device, v.kernel, {{blocks, 1, 1}, 256, uint32_t(v.shared_bytes)}, &p, sizeof p, stream);
-  }
+  const cqsa_status status = fill_tiles(device, a, {v.rows}, memory, bytes, stream, &p, &units);
   if (status != CQSA_OK) return status;
-  if ((a.flags & CQSA_LEAF_CLEAR_TAIL) && a.cu_seqlens_q) return clear_tail(device, a, stream);
-  return CQSA_OK;
+  return launch_tiles(device, a, {v.kernel, 256, v.shared_bytes}, &p, sizeof p, &p, units, stream);
 }
 
 }  // namespace

@@ -87,14 +87,9 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
   int64_t units = 0;
   fill_params(a, &p.a);
   fill_views(a, &p.a);
-  cqsa_status status = fill_tiles(device, a, {v.rows}, memory, bytes, stream, &p.a, &units);
-  for (p.a.first_unit = 0; status == CQSA_OK && p.a.first_unit < units; p.a.first_unit += most_units) {
-    const uint32_t blocks = uint32_t(smaller(units - p.a.first_unit, most_units));
-    status = launch(device, v.kernel, {{blocks, 1, 1}, uint32_t(v.threads), uint32_t(v.shared_bytes)}, &p, sizeof p, stream);
-  }
+  const cqsa_status status = fill_tiles(device, a, {v.rows}, memory, bytes, stream, &p.a, &units);
   if (status != CQSA_OK) return status;
-  if ((a.flags & CQSA_LEAF_CLEAR_TAIL) && a.cu_seqlens_q) return clear_tail(device, a, stream);
-  return CQSA_OK;
+  return launch_tiles(device, a, {v.kernel, v.threads, v.shared_bytes}, &p, sizeof p, &p.a, units, stream);
 }
 
 }  // namespace

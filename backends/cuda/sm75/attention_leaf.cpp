@@ -88,13 +88,9 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
   if (!plain && larger(a.head_dim, a.head_dim_v) > 128) return portable_attention.launch(device, leaf, memory, bytes, exec, stream);
   const variant v = choose(a, plain);
   int64_t units = 0;
-  cqsa_status status = fill_tiles(device, a, {v.rows}, memory, bytes, stream, &p, &units);
-  for (p.first_unit = 0; status == CQSA_OK && p.first_unit < units; p.first_unit += most_units) {
-    const uint32_t blocks = uint32_t(smaller(units - p.first_unit, most_units));
-    status = launch(device, v.kernel, {{blocks, 1, 1}, uint32_t(v.threads), uint32_t(v.shared_bytes)}, &p, sizeof p, stream);
-  }
-  if (status == CQSA_OK && (a.flags & CQSA_LEAF_CLEAR_TAIL) && a.cu_seqlens_q) return clear_tail(device, a, stream);
-  return status;
+  const cqsa_status status = fill_tiles(device, a, {v.rows}, memory, bytes, stream, &p, &units);
+  if (status != CQSA_OK) return status;
+  return launch_tiles(device, a, {v.kernel, v.threads, v.shared_bytes}, &p, sizeof p, &p, units, stream);
 }
 
 }  // namespace

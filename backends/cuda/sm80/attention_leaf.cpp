@@ -117,18 +117,12 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
   const variant& v = choose(a);
   const bool plain = may_be_plain(a) && p.q.quads && p.k.quads && p.v.quads && facts_of(device).shared_bytes >= v.plain_bytes &&
                      !wants_small_tiles(device, a, v);
-  const kernel_id kernel = (plain ? v.plain : v.general)[a.q.dtype == CQSA_DTYPE_BF16];
-  const uint32_t threads = uint32_t(plain ? v.plain_threads : v.general_threads);
-  const uint32_t shared = uint32_t(plain ? v.plain_bytes : v.general_bytes);
+  const bool bf16 = a.q.dtype == CQSA_DTYPE_BF16;
+  const tile_kernel kernel = plain ? tile_kernel{v.plain[bf16], v.plain_threads, v.plain_bytes} : tile_kernel{v.general[bf16], v.general_threads, v.general_bytes};
   int64_t units = 0;
-  cqsa_status status = fill_tiles(device, a, {plain ? v.plain_rows : v.general_rows}, memory, bytes, stream, &p, &units);
-  for (p.first_unit = 0; status == CQSA_OK && p.first_unit < units; p.first_unit += most_units) {
-    const uint32_t blocks = uint32_t(smaller(units - p.first_unit, most_units));
-    status = launch(device, kernel, {{blocks, 1, 1}, threads, shared}, &p, sizeof p, stream);
-  }
+  const cqsa_status status = fill_tiles(device, a, {plain ? v.plain_rows : v.general_rows}, memory, bytes, stream, &p, &units);
   if (status != CQSA_OK) return status;
-  if ((a.flags & CQSA_LEAF_CLEAR_TAIL) && a.cu_seqlens_q) return clear_tail(device, a, stream);
-  return CQSA_OK;
+  return launch_tiles(device, a, kernel, &p, sizeof p, &p, units, stream);
 }
 
 }  // namespace
