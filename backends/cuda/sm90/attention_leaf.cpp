@@ -36,11 +36,12 @@ constexpr variant variants[] = {CQSA_SM90_VARIANT(64, 64, usual, 0),
                                 CQSA_SM90_VARIANT(256, 256, usual, 0)};
 #undef CQSA_SM90_VARIANT
 
-// The first one for these sizes; the last one is for all that probe accepts.
+// The first one for these sizes; the last one is for all that probe accepts. Of mixed lengths the mean counts.
 const variant& choose(const cqsa_attention_leaf& a) {
   constexpr int count = sizeof variants / sizeof *variants;
+  const int64_t keys = a.cu_seqlens_k && a.batch > 0 ? a.total_k / a.batch : a.seqlen_k;
   for (const variant& v : variants)
-    if (a.head_dim <= v.d && a.head_dim_v <= v.dv && a.seqlen_k >= v.least_keys) return v;
+    if (a.head_dim <= v.d && a.head_dim_v <= v.dv && keys >= v.least_keys) return v;
   return variants[count - 1];
 }
 
@@ -189,16 +190,26 @@ int64_t columns_at_once(const cqsa_attention_leaf& a, const attention_params& p,
   return best;
 }
 
-sm90::unit_order order_of(const cqsa_attention_leaf& a, const attention_params& p, int64_t units, int64_t blocks) {
-  const int64_t columns = units / p.q_tiles, at_once = p.longest_first && blocks < units ? columns_at_once(a, p, columns, blocks) : columns;
-  const int64_t turns = divide_up(at_once * p.q_tiles, blocks), all = p.longest_first ? divide_up(columns, at_once) * turns : divide_up(units, blocks);
-  return {uint32_t(units), uint32_t(p.q_tiles), uint32_t(p.longest_first), uint32_t(at_once), uint32_t(turns), uint32_t(all)};
+// Pairs have even work; but where there are few, blocks would be idle at the end, and longest first is better.
+sm90::walk_mode walk_mode_of(const cqsa_attention_leaf& a, const attention_params& p, int64_t blocks) {
+  constexpr int64_t enough = 4;  // for each block
+  if (!a.cu_seqlens_q && !a.cu_seqlens_k && !a.seqused_k) return sm90::walk_mode::none;
+  if (!p.longest_first) return sm90::walk_mode::columns;
+  const int64_t tiles = a.cu_seqlens_q ? divide_up(a.total_q, p.tile_queries) : a.batch * p.q_tiles;
+  return tiles * a.num_kv_heads * p.head_groups / 2 >= enough * blocks ? sm90::walk_mode::pairs : sm90::walk_mode::rows;
 }
 
-// Blocks stay and take one tile of queries after the other where all tiles of a place in the order take the same time; lengths that only
-// the device knows are left to its own scheduler, one block for each tile.
+sm90::unit_order order_of(const cqsa_attention_leaf& a, const attention_params& p, int64_t units, int64_t blocks) {
+  const sm90::walk_mode walk = walk_mode_of(a, p, blocks);
+  if (walk != sm90::walk_mode::none) return {uint32_t(units), uint32_t(p.q_tiles), 0, 0, 0, 0, walk};
+  const int64_t columns = units / p.q_tiles, at_once = p.longest_first && blocks < units ? columns_at_once(a, p, columns, blocks) : columns;
+  const int64_t turns = divide_up(at_once * p.q_tiles, blocks), all = p.longest_first ? divide_up(columns, at_once) * turns : divide_up(units, blocks);
+  return {uint32_t(units), uint32_t(p.q_tiles), uint32_t(p.longest_first), uint32_t(at_once), uint32_t(turns), uint32_t(all), walk};
+}
+
+// Blocks stay and take one tile of queries after the other; lists of rectangles are left to the device's scheduler, one block for each tile.
 uint32_t blocks_for(void* device, const cqsa_attention_leaf& a, int64_t units) {
-  if (a.cu_seqlens_q || a.cu_seqlens_k || a.seqused_k || a.num_rects > 1) return uint32_t(units);
+  if (a.num_rects > 1) return uint32_t(units);
   return uint32_t(smaller(units, facts_of(device).compute_units));
 }
 

@@ -3,7 +3,7 @@
 // for them; three warps look through values under hidden pairs.
 #pragma once
 
-#include "attention_memory.cuh"
+#include "attention_lengths.cuh"
 
 namespace cqsa::gpu::sm90 {
 
@@ -94,17 +94,28 @@ struct progress {
   uint32_t turn, units, queries, keys;
 };
 
-// Finds the block's next tile of queries and tells everyone; after the last one that it was the last.
+// The block's next tile of queries; false: there is none.
+template <class S> CQSA_DEVICE bool next_unit(const params& p, const tile_memory<S>& mem, progress& done, unit_place& at) {
+  if (p.order.walk != walk_mode::none) {
+    wait_phase(mem.barriers().full_place, done.units % 2);
+    at = mem.place().at;
+    return mem.place().found;
+  }
+  while (done.turn < p.order.turns)
+    if (find_unit(p.order, gridDim.x, blockIdx.x, done.turn++, at)) return true;
+  return false;
+}
+
+// Finds it and tells everyone; after the last one that it was the last.
 template <class S> CQSA_DEVICE bool plan_unit(const params& p, const tile_memory<S>& mem, progress& done) {
   block_barriers<S>& b = mem.barriers();
   unit_facts& facts = mem.facts(done.units);
   wait_phase(b.empty_facts[done.units % 2], done.units / 2 % 2 ^ 1);
   bool found = false;
-  for (; !found && done.turn < p.order.turns; ++done.turn) {
-    unit_place at;
-    if (!find_unit(p.order, gridDim.x, blockIdx.x, done.turn, at)) continue;
+  unit_place at;
+  while (!found && next_unit<S>(p, mem, done, at)) {
     begin_unit(p, at, facts.f);
-    found = facts.f.rows > 0;
+    found = facts.f.rows > 0 || p.order.walk != walk_mode::none;  // of those that are walked to, each is one's turn
   }
   key_cursor c{0, 0, 0, 0, 0, 0};
   facts.state = int32_t(!found ? unit_state::done : enter_range<S>(p, facts.f, c) ? unit_state::busy : unit_state::empty);
@@ -192,20 +203,26 @@ template <class S, int Kind> CQSA_DEVICE void check_tile(const tile_memory<S>& m
   if (lane_now() == 0) arrive(b.empty_v[slot_of<S>(n)]);
 }
 
-// Warp number `warp` of those that look through values.
-template <class S, int Kind> CQSA_DEVICE void check_block(const tile_memory<S>& mem, int warp) {
+// Warp number `warp` of those that look through values. The first one also finds tiles of queries, one ahead of the values that it looks
+// at, where that takes a warp.
+template <class S, int Kind> CQSA_DEVICE void check_block(const params& p, const tile_memory<S>& mem, int warp) {
   block_barriers<S>& b = mem.barriers();
+  const bool walks = warp == 0 && p.order.walk != walk_mode::none;
+  block_walk<S> walk(p);
   uint32_t keys = 0;
+  bool more = false;
   for (uint32_t unit = 0;; ++unit) {
-    wait_phase(b.full_facts[unit % 2], unit / 2 % 2);
-    const unit_state state = unit_state(mem.facts(unit).state);
-    if (state == unit_state::done) return;
-    for (bool more = state == unit_state::busy; more; ++keys) {
+    if (walks) walk.tell_next(mem);
+    for (; more; ++keys) {
       wait_phase(b.full_v[slot_of<S>(keys)], parity_of<S>(keys));
       more = !(mem.about_v(keys).flags & tile_last);
       check_tile<S, Kind>(mem, keys, warp);
     }
-    warp_arrives(b.empty_facts[unit % 2]);
+    if (unit > 0) warp_arrives(b.empty_facts[(unit - 1) % 2]);
+    wait_phase(b.full_facts[unit % 2], unit / 2 % 2);
+    const unit_state state = unit_state(mem.facts(unit).state);
+    if (state == unit_state::done) return;
+    more = state == unit_state::busy;
   }
 }
 

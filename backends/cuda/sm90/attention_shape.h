@@ -2,7 +2,7 @@
 // The Hopper attention kernels: one row of this table each, for host and device. docs/kernels/hopper-attention.md has the reasons.
 #pragma once
 
-#include "attention_order.h"
+#include "attention_walk.h"
 #include "backends/gpu/attention_params.h"
 #include "tensor_map.h"
 
@@ -56,9 +56,9 @@ template <int D, int Dv, form Form = form::usual> struct tile_shape {
   static constexpr int q_group_bytes = panels * q_panel, q_bytes = groups * q_group_bytes, k_bytes = panels * k_panel, v_bytes = v_panels * k_panel;
   // Bytes of the parts of shared memory, in this order, from a multiple of 1024 on.
   static constexpr int tiles_bytes = q_bytes + stages * (k_bytes + v_bytes);
-  static constexpr int facts_bytes = 2 * 320, info_bytes = 2 * stages * 32, barrier_bytes = 8 * (4 + 2 * groups + 5 * stages);
+  static constexpr int facts_bytes = 2 * 320, info_bytes = 2 * stages * 32, barrier_bytes = 8 * (5 + 2 * groups + 5 * stages), place_bytes = 16;
   static_assert((stages & (stages - 1)) == 0, "slots are found by masks");
-  static constexpr int shared_bytes = tiles_bytes + facts_bytes + info_bytes + barrier_bytes + 1024;
+  static constexpr int shared_bytes = tiles_bytes + facts_bytes + info_bytes + barrier_bytes + place_bytes + 1024;
   static_assert(shared_bytes <= 232448, "of a block on Hopper");
 };
 
