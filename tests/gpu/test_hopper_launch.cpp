@@ -276,5 +276,37 @@ TEST_CASE("hopper launch: rows that the copy engine cannot read go to sm_80") {
   }
 }
 
+TEST_CASE("hopper launch: pages are boxes of a part of a tile of keys") {
+  static const int32_t table[64] = {};
+  const auto paged = [&](int64_t page_size, int64_t d, int64_t keys) {
+    cqsa_attention_leaf a = leaf_of({2, 8, 2, 100, keys, d}, CQSA_CAUSAL_BOTTOM_RIGHT);
+    a.page_table = table, a.page_table_stride[0] = 32, a.page_table_stride[1] = 1, a.page_size = page_size, a.num_pages = 50;
+    a.k.stride[0] = a.v.stride[0] = 2 * page_size * d, a.k.stride[1] = a.v.stride[1] = d, a.k.stride[2] = a.v.stride[2] = 2 * d;
+    return a;
+  };
+  for (const int64_t d : {64, 128, 256})
+    for (const int64_t page_size : {16, 48, 64, 128, 256, 4096}) {
+      cqsa_attention_leaf a = paged(page_size, d, 20000);
+      ask(a);
+      REQUIRE((seen.launches == 1 && seen.boxes.size() == 3));
+      const int64_t tile_keys = d == 256 ? 80 : 128, part = seen.params.page_part;
+      CHECK((part >= 16 && part % 16 == 0 && tile_keys % part == 0 && page_size % part == 0));
+      for (int n = 1; n < 3; ++n) {
+        const tensor_box& b = seen.boxes[n];
+        CHECK((b.box[1] == part && b.size[1] == uint64_t(page_size) && b.size[2] == 2 && b.size[3] == 50));
+        CHECK((b.stride[0] == uint64_t(4 * d) && b.stride[1] == uint64_t(2 * d) && b.stride[2] == uint64_t(4 * page_size * d)));
+      }
+      CHECK((seen.params.k_item == 1 && seen.params.order.walk == sm90::walk_mode::none));
+    }
+  char reason[100] = "";
+  cqsa_attention_leaf a = paged(24, 128, 500);
+  CHECK((sm90_attention.probe(&a, reason, sizeof reason) == CQSA_ERROR_UNSUPPORTED && std::string(reason).find("16 keys") != std::string::npos));
+  a = paged(32, 128, 500);
+  const cqsa_rect r{0, 0, 100, 500, 0, 0, 0};
+  a.rects = &r, a.num_rects = 1;
+  ask(a);
+  CHECK((seen.launches == 0 && seen.other == 1));
+}
+
 }  // namespace
 }  // namespace cqsa::gpu

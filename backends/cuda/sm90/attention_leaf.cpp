@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <numeric>
 
 namespace cqsa::gpu {
 namespace {
@@ -36,12 +37,13 @@ constexpr variant variants[] = {CQSA_SM90_VARIANT(64, 64, usual, 0),
                                 CQSA_SM90_VARIANT(256, 256, usual, 0)};
 #undef CQSA_SM90_VARIANT
 
-// The first one for these sizes; the last one is for all that probe accepts. Of mixed lengths the mean counts.
+// The first one for these sizes; the last one is for all that probe accepts. Of mixed lengths the mean counts. On pages a tile
+// has parts that are on one page each: a power of two has few.
 const variant& choose(const cqsa_attention_leaf& a) {
   constexpr int count = sizeof variants / sizeof *variants;
   const int64_t keys = a.cu_seqlens_k && a.batch > 0 ? a.total_k / a.batch : a.seqlen_k;
   for (const variant& v : variants)
-    if (a.head_dim <= v.d && a.head_dim_v <= v.dv && keys >= v.least_keys) return v;
+    if (a.head_dim <= v.d && a.head_dim_v <= v.dv && keys >= v.least_keys && (v.least_keys == 0 || !a.page_table)) return v;
   return variants[count - 1];
 }
 
@@ -57,7 +59,8 @@ const char* why_not(const cqsa_attention_leaf& a) {
   if (a.head_dim % 8 != 0 || a.head_dim_v % 8 != 0) return "head_dim and head_dim_v are multiples of 8";
   if (a.mask.data || a.bias.data) return "masks and bias are not taken";
   if (a.slopes.data) return "ALiBi is not taken";
-  if (a.page_table) return "paged keys are not taken";
+  if (a.page_table && a.page_size % sm90::gone_keys != 0) return "pages hold a multiple of 16 keys here";
+  if (a.page_table && a.num_pages > most_rows) return "there are at most 2^30 pages";
   if (a.batch_invariant) return "the kernel depends on strides, which batch_invariant does not allow";
   if (a.precision != CQSA_PRECISION_DEFAULT && a.precision != CQSA_PRECISION_FAST) return "p is rounded to 16 bits here";
   if (!(a.softmax_scale >= 1e-30 && a.softmax_scale <= 1e30)) return "softmax_scale is between 1e-30 and 1e30";
@@ -127,10 +130,13 @@ struct tensor_walks {
   tensor_walk q, k, v;
 };
 bool walks_of(const cqsa_attention_leaf& a, tensor_walks* out) {
-  const row_counts n = rows_of(a);
+  row_counts n = rows_of(a);
+  const int64_t k_items = a.page_table ? a.num_pages : a.batch;
+  if (a.page_table && (a.rects || a.num_rects > 0 || reinterpret_cast<uintptr_t>(a.page_table) % 4 != 0)) return false;  // rectangles may begin within a part
+  if (a.page_table) n.k = a.page_size;
   if (a.q.stride[1] == 0 && a.num_heads > a.num_kv_heads) return false;  // a box may have several heads of q
   return n.q <= most_rows && n.k <= most_rows && walk_of(a.q, a.head_dim, n.q, a.num_heads, a.batch, &out->q) &&
-         walk_of(a.k, a.head_dim, n.k, a.num_kv_heads, a.batch, &out->k) && walk_of(a.v, a.head_dim_v, n.k, a.num_kv_heads, a.batch, &out->v);
+         walk_of(a.k, a.head_dim, n.k, a.num_kv_heads, k_items, &out->k) && walk_of(a.v, a.head_dim_v, n.k, a.num_kv_heads, k_items, &out->v);
 }
 
 // In a box of q the heads that share a tile stand next to each other: row = query * heads + head.
@@ -144,7 +150,7 @@ cqsa_status fill_maps(void* device, tensor_walks& t, const variant& v, sm90::par
   swap_heads_and_rows(&t.q.box);
   t.q.box.box[1] = uint32_t(p->a.heads_packed);
   t.q.box.box[2] = uint32_t(p->group_queries);
-  t.k.box.box[1] = t.v.box.box[1] = uint32_t(v.keys);
+  t.k.box.box[1] = t.v.box.box[1] = uint32_t(p->page_part ? p->page_part : v.keys);
   p->q_box_bytes = 128 * p->a.heads_packed * p->group_queries;
   p->q_item = t.q.item_step, p->q_head = t.q.box.size[1] > 1;
   p->k_item = t.k.item_step, p->k_head = t.k.head_step;
@@ -225,6 +231,7 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
   cqsa_status status = fill_tiles(device, a, {64, v.rows / 64}, memory, bytes, stream, &p.a, &units);
   if (units >= most_units) return sm80_attention.launch(device, leaf, memory, bytes, exec, stream);
   if (status == CQSA_OK && units > 0) {
+    p.page_part = a.page_table ? int32_t(std::gcd(a.page_size, int64_t(v.keys))) : 0;
     p.group_queries = p.a.tile_queries / (v.rows / 64);
     const uint32_t blocks = blocks_for(device, a, units);
     p.order = order_of(a, p.a, units, blocks);

@@ -70,14 +70,57 @@ template <class S> CQSA_DEVICE void send_queries(const params& p, const tile_mem
       copy_box(mem.q(group) + i * S::q_panel, p.q, b.full_q[group], 64 * i, int(f.first_head) * p.q_head, row, int(f.batch) * p.q_item);
   }
 }
+
+// A page outside of the pool hides its keys, and is nowhere for the copy engine, which brings zeros for it. Pages behind the last key may
+// not be asked for.
+template <class S> CQSA_DEVICE int32_t find_pages(const params& p, const tile_memory<S>& mem, const block_facts& f, uint32_t n, const key_tile& t) {
+  const uint32_t size = uint32_t(p.a.page_size), part = uint32_t(p.page_part), bits = (1u << part / gone_keys) - 1;
+  uint32_t page = uint32_t(t.row) / size, row = uint32_t(t.row) - page * size, gone = 0;
+  int32_t* to = mem.pages(n);
+#pragma unroll 4
+  for (uint32_t key = 0; key < S::keys; key += part) {
+    const bool wanted = key < uint32_t(t.keys);
+    const int32_t id = wanted ? page_at(p.a, f.batch, page) : -1;
+    if (wanted && id < 0) gone |= bits << key / gone_keys;
+    *to++ = id;
+    row += part;
+    if (row >= size) row = 0, ++page;
+  }
+  return int32_t(gone << gone_from) | (gone ? int32_t(tile_ragged) : 0);
+}
+
+// Where a tensor's rows of a head are for the copy engine: coordinates of it and of a batch item or a page.
+struct head_place {
+  int head, item;
+};
+// A tile of keys or of values.
+template <class S, int Panels>
+CQSA_DEVICE void copy_tile(const params& p, const tile_memory<S>& mem, const tensor_map& map, block_barrier& full, unsigned char* to, uint32_t n, int64_t first,
+                           const head_place& at, int item_step) {
+  if (p.page_part == 0) {
+    for (int i = 0; i < Panels; ++i) copy_box(to + i * S::k_panel, map, full, 64 * i, int(first), at.head, at.item);
+    return;
+  }
+  const int part = p.page_part;
+  const uint32_t size = uint32_t(p.a.page_size);
+  uint32_t row = uint32_t(first) % size;
+  const int32_t* pages = mem.pages(n);
+#pragma unroll 1
+  for (int key = 0; key < S::keys; key += part) {
+    const int page = *pages++;
+    for (int i = 0; i < Panels; ++i) copy_box(to + i * S::k_panel + key * 128, map, full, 64 * i, int(row), at.head, page < 0 ? -1 : page * item_step);
+    row += part;
+    if (row >= size) row = 0;
+  }
+}
+
 template <class S> CQSA_DEVICE void send_keys(const params& p, const tile_memory<S>& mem, const block_facts& f, uint32_t n, const key_tile& t) {
   block_barriers<S>& b = mem.barriers();
   block_barrier& full = b.full_k[slot_of<S>(n)];
   wait_phase(b.empty_k[slot_of<S>(n)], parity_of<S>(n) ^ 1);
   mem.about_k(n) = t;
   arrive_and_expect(full, S::k_bytes);
-  for (int i = 0; i < S::panels; ++i)
-    copy_box(mem.k(n) + i * S::k_panel, p.k, full, 64 * i, int(t.row), int(f.kv_head) * p.k_head, int(f.batch) * p.k_item);
+  copy_tile<S, S::panels>(p, mem, p.k, full, mem.k(n), n, t.row, {int(f.kv_head) * p.k_head, int(f.batch) * p.k_item}, p.k_item);
 }
 template <class S> CQSA_DEVICE void send_values(const params& p, const tile_memory<S>& mem, const block_facts& f, uint32_t n, const key_tile& t) {
   block_barriers<S>& b = mem.barriers();
@@ -85,8 +128,7 @@ template <class S> CQSA_DEVICE void send_values(const params& p, const tile_memo
   wait_phase(b.empty_v[slot_of<S>(n)], parity_of<S>(n) ^ 1);
   mem.about_v(n) = t;
   arrive_and_expect(full, S::v_bytes);
-  for (int i = 0; i < S::v_panels; ++i)
-    copy_box(mem.v(n) + i * S::k_panel, p.v, full, 64 * i, int(t.row), int(f.kv_head) * p.v_head, int(f.batch) * p.v_item);
+  copy_tile<S, S::v_panels>(p, mem, p.v, full, mem.v(n), n, t.row, {int(f.kv_head) * p.v_head, int(f.batch) * p.v_item}, p.v_item);
 }
 
 // What a block has done so far: tiles of queries that are planned, those whose queries were sent for, tiles of keys.
@@ -137,6 +179,7 @@ template <class S> CQSA_DEVICE bool load_unit(const params& p, const tile_memory
     key_tile t = tile_at<S>(c, f);
     more = next_tile<S>(p, f, c);
     if (!more) t.flags |= tile_last;
+    if (p.page_part) t.flags |= find_pages<S>(p, mem, f, done.keys, t);
     send_keys<S>(p, mem, f, done.keys, t);
     if (first) {
       send_queries<S>(p, mem, f, done.queries++);

@@ -51,6 +51,11 @@ template <class S> struct tile_memory {
     return *reinterpret_cast<found_place*>(base + S::tiles_bytes + S::facts_bytes + S::info_bytes + S::barrier_bytes);
   }
 
+  // Pages of the parts of tile n, of which those of two are there.
+  CQSA_DEVICE int32_t* pages(uint32_t n) const {
+    return reinterpret_cast<int32_t*>(base + S::tiles_bytes + S::facts_bytes + S::info_bytes + S::barrier_bytes + S::place_bytes) + n % 2 * S::page_parts;
+  }
+
   CQSA_DEVICE key_tile& about(uint32_t slot) const {
     static_assert(sizeof(key_tile) <= 32, "its place");
     return *reinterpret_cast<key_tile*>(base + S::tiles_bytes + S::facts_bytes + slot * 32);
@@ -79,6 +84,12 @@ template <class S> CQSA_DEVICE void begin_barriers(const tile_memory<S>& mem) {
     init_barrier(b.empty_v[n], warps + checkers);
   }
   publish_barriers();
+}
+
+// Page number `page` of a batch item, or -1: the table is the user's, and ids outside of the pool hide their keys.
+CQSA_DEVICE int32_t page_at(const attention_params& p, int64_t batch, uint32_t page) {
+  const int32_t id = reinterpret_cast<const int32_t*>(p.page_table)[batch * p.page_table_stride[0] + page * p.page_table_stride[1]];
+  return id < p.num_pages ? id : -1;
 }
 
 template <class S> CQSA_DEVICE uint32_t slot_of(uint32_t n) { return n % S::stages; }

@@ -51,6 +51,14 @@ CQSA_DEVICE key_span visible(const key_tile& t, int query) {
   return {lo, hi > lo ? uint32_t(hi - lo) : 0u};
 }
 
+// Keys on missing pages.
+template <class S> CQSA_DEVICE void hide_gone(const key_tile& t, float (&s)[S::keys / 2]) {
+#pragma unroll
+  for (int n = 0; n < S::keys / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (t.flags >> (gone_from + 8 * n / gone_keys) & 1) s[4 * n + i] = -infinity();
+}
 template <class S> CQSA_DEVICE void hide_logits(const params& p, const key_tile& t, float (&s)[S::keys / 2]) {
   const int column = int(lane_now()) % 4 * 2;
 #pragma unroll
@@ -63,6 +71,7 @@ template <class S> CQSA_DEVICE void hide_logits(const params& p, const key_tile&
       for (int i = 0; i < 2; ++i)
         if (uint32_t(at + 8 * n + i) >= seen.count) s[4 * n + 2 * r + i] = -infinity();
   }
+  if (t.flags >> gone_from) hide_gone<S>(t, s);
 }
 
 // tanh to 3e-7: near 0 by its series, elsewhere by 2^x.
