@@ -100,12 +100,12 @@ void list_selected() {
 constexpr cqsa_dtype formats[] = {CQSA_DTYPE_E4M3FN, CQSA_DTYPE_E5M2, CQSA_DTYPE_E4M3FNUZ};
 
 void list_fp8_gemm() {
-  const cqsa_fp8_gemm_impl* all[] = {&portable_fp8_gemm};
+  const cqsa_fp8_gemm_impl* all[] = {&sm90_fp8_gemm, &portable_fp8_gemm};
   static float scale = 1;
   for (const chip_case& c : chips)
     for (const cqsa_dtype a : formats)
       for (const cqsa_dtype b : formats)
-        for (const int64_t m : {1, 60, 4096})
+        for (const int64_t m : {1, 1100, 4096})
           for (const int64_t block : {0, 1, 128})
             for (const int32_t accumulate : {CQSA_FP8_PROMOTE_128, CQSA_FP8_FAST}) {
               device_facts facts{32, 8, c.shared_bytes, c.tier, c.tier};
