@@ -145,7 +145,8 @@ CQSA_DEVICE void run_promoted(const gemm_launch& p, const gemm_memory<S>& mem, c
       multiply_in_turn<S, KindA, KindB>(c, place_of_a<S>(mem, s.slot, group, w), place_of_b<S>(mem, s.slot), group);
       if (Form != gemm_form::columns && w == S::waves - 1) release<S>(mem, s.slot);
       add_up<S, Form>(c, now, mem.scales(s.slot), w, total.x[w]);
-      after_wait(total.x[w]);  // before the next turn, for which the compiler would wait first
+      // Asks what it knows, for the branch in it: ptxas would wait for the next turn first and add then.
+      if (w + 1 < S::waves) wait_phase(mem.full(s.slot), s.parity);
     }
     if (Form == gemm_form::columns) {
       lanes_barrier<32>();  // all lanes have read the scales
