@@ -161,6 +161,7 @@ static cqsa_fp8_gemm_leaf leaf_of(const bench_call& c) {
 
 static const cqsa_fp8_gemm_impl* impl_of(const char* name) {
   if (std::strcmp(name, "cublaslt") == 0) return &cublaslt_fp8_gemm;
+  if (std::strcmp(name, "f16") == 0) return &sm80_fp8_gemm;
   return std::strcmp(name, "sm90") == 0 ? &sm90_fp8_gemm : std::strcmp(name, "portable") == 0 ? &portable_fp8_gemm : nullptr;
 }
 

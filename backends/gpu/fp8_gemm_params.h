@@ -18,7 +18,7 @@ struct gemm_operand {
   const unsigned char* data;
   int64_t stride[3];
   int32_t kind;
-  int32_t reserved;
+  int32_t wide;  // 16 neighbours in k may be read at once; not for the portable kernel
 };
 
 // The scale of (row, k) is data[batch * stride[0] + row / rows * stride[1] + k / 128 * stride[2]]; NULL: 1. One scale for a whole axis is a

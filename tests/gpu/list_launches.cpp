@@ -100,7 +100,7 @@ void list_selected() {
 constexpr cqsa_dtype formats[] = {CQSA_DTYPE_E4M3FN, CQSA_DTYPE_E5M2, CQSA_DTYPE_E4M3FNUZ};
 
 void list_fp8_gemm() {
-  const cqsa_fp8_gemm_impl* all[] = {&sm90_fp8_gemm, &portable_fp8_gemm};
+  const cqsa_fp8_gemm_impl* all[] = {&sm90_fp8_gemm, &sm80_fp8_gemm, &portable_fp8_gemm};
   static float scale = 1;
   for (const chip_case& c : chips)
     for (const cqsa_dtype a : formats)

@@ -13,7 +13,7 @@ void add_leaves(cqsa_backend_v1& backend) {
   static const cqsa_attention_impl attention[] = {gpu::sm80_decode, gpu::sm90_attention, gpu::sm80_attention, gpu::sm75_attention,
                                                   gpu::sm70_attention_impl, gpu::portable_attention};
   static const cqsa_selected_impl selected[] = {gpu::sm80_selected, gpu::sm70_selected_impl, gpu::portable_selected};
-  static const cqsa_fp8_gemm_impl fp8_gemm[] = {gpu::cublaslt_fp8_gemm, gpu::sm90_fp8_gemm, gpu::portable_fp8_gemm};
+  static const cqsa_fp8_gemm_impl fp8_gemm[] = {gpu::cublaslt_fp8_gemm, gpu::sm90_fp8_gemm, gpu::sm80_fp8_gemm, gpu::portable_fp8_gemm};
   backend.attention = attention;
   backend.num_attention = static_cast<int32_t>(sizeof attention / sizeof *attention);
   backend.selected = selected;

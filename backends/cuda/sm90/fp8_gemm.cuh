@@ -8,15 +8,6 @@
 
 namespace cqsa::gpu::sm90 {
 
-template <class S> CQSA_DEVICE void tell_warp(const gemm_launch& p, uint32_t largest) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
-    const uint32_t other = shuffle_xor<32>(largest, mask);
-    if (other > largest) largest = other;
-  }
-  if (thread_index() % 32 == 0) tell_amax(p.g.end, largest, gridDim.x * S::warps);
-}
-
 template <class S, gemm_form Form, int KindA, int KindB> CQSA_DEVICE void compute_tiles(const gemm_launch& p, const gemm_memory<S>& mem, int group) {
   const int32_t tiles = tiles_of(p);
   step s{0, 0};
@@ -31,7 +22,7 @@ template <class S, gemm_form Form, int KindA, int KindB> CQSA_DEVICE void comput
     const uint32_t of_tile = end_tile<S, Form>(p, mem, at, group, total);
     if (of_tile > largest) largest = of_tile;
   }
-  if (p.g.end.d_amax) tell_warp<S>(p, largest);
+  if (p.g.end.d_amax) sm80::tell_warp(p.g.end, largest, gridDim.x * S::warps);
 }
 
 template <class S, gemm_form Form, int KindA, int KindB> CQSA_DEVICE void gemm_block(const gemm_launch& p) {

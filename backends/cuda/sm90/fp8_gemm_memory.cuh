@@ -13,7 +13,7 @@ template <class S> struct gemm_memory {
   unsigned char* base;
   CQSA_DEVICE unsigned char* a(uint32_t slot) const { return base + slot * S::stage_bytes; }
   CQSA_DEVICE unsigned char* b(uint32_t slot) const { return base + slot * S::stage_bytes + S::a_bytes; }
-  CQSA_DEVICE float* staging(int warp) const { return reinterpret_cast<float*>(base + S::stages * S::stage_bytes) + warp * 16 * S::pitch; }
+  CQSA_DEVICE float* staging(int warp) const { return reinterpret_cast<float*>(base + S::stages * S::stage_bytes + warp * S::staging_each); }
   CQSA_DEVICE float* scales(uint32_t slot) const {
     return reinterpret_cast<float*>(base + S::stages * S::stage_bytes + S::staging_bytes) + slot * S::columns;
   }

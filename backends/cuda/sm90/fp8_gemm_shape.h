@@ -21,7 +21,7 @@ template <int Waves, int Columns, int Cluster> struct gemm_shape {
   static constexpr int stages = 196608 / stage_bytes;
   static constexpr int a_box = 128;  // rows that one copy brings: that part of a tile that a block of a cluster loads
   static_assert(rows == a_box * cluster, "each block loads one box");
-  static constexpr int pitch = 36, staging_bytes = warps * 16 * pitch * 4;  // f32: 16 rows of 32 columns for each warp
+  static constexpr int staging_each = 16 * 36 * 4, staging_bytes = warps * staging_each;  // f32: 16 rows of 32 columns for each warp, padded
   static constexpr int scale_bytes = stages * columns * 4, barrier_bytes = 256;
   static constexpr int shared_bytes = stages * stage_bytes + staging_bytes + scale_bytes + barrier_bytes + 1024;
   static_assert(16 * stages <= barrier_bytes && shared_bytes <= 232448, "what a block has");
