@@ -192,6 +192,135 @@ typedef struct cqsa_hadamard_leaf {
   int64_t x_stride[4], out_stride[4]; /* leading axes, channel; elements */
 } cqsa_hadamard_leaf;
 
+/* FP8; cqsa.h sections 13 and 14 have the rules, backends/fp8_rules.h those that must be the same to the bit.
+ * A matrix operand has axes batch, row, column. Everything is resolved: a block is at least 1 x 1 and at most the whole. */
+typedef struct cqsa_matrix {
+  void *data; /* NULL: absent, or empty */
+  cqsa_dtype dtype;
+  int32_t reserved;
+  int64_t stride[3]; /* elements: batch, row, column */
+} cqsa_matrix;
+
+/* Scales of the blocks of a matrix: [rows, columns] of them, counted over batch * rows rows. */
+typedef struct cqsa_scale_grid {
+  void *data; /* NULL: absent */
+  cqsa_dtype dtype;  /* F32, E8M0FNU, I32 (packed) */
+  int32_t layout;    /* CQSA_FP8_SCALES_* */
+  int64_t stride[2]; /* elements: block row, block column */
+  int64_t rows, columns;
+  int64_t block[2]; /* rows and columns of the matrix */
+} cqsa_scale_grid;
+
+/* One output, in coordinates of x: the transposed one has stride 1 along the rows, which its batch axis continues. */
+typedef struct cqsa_fp8_output {
+  cqsa_matrix codes;
+  cqsa_scale_grid scale_in;         /* STATIC */
+  cqsa_scale_grid scale, scale_inv; /* grids of both are filled (rows, columns, block) also where data is NULL */
+  float ratio; /* STATIC without scale_in.data, and RING: times the scale of the first output's format. 1 where they are the same */
+  int32_t reserved;
+} cqsa_fp8_output;
+
+/* One tensor. Both outputs absent: only amax, block_amax or column_sum. */
+typedef struct cqsa_fp8_job {
+  int64_t batch, rows, columns;
+  cqsa_matrix x, up;            /* up: data NULL without CQSA_FP8_SILU */
+  cqsa_scale_grid x_scale_inv;  /* x of codes */
+  cqsa_fp8_output row, transposed;
+  float *amax, *column_sum;     /* strides: 1 element; column_sum_stride */
+  int64_t column_sum_stride;
+  cqsa_scale_grid block_amax;   /* cqsa_fp8_amax(): F32 */
+  int64_t *counters;
+  int64_t counters_stride;
+  const int32_t *skip;
+  const int64_t *rng;
+  int64_t rng_stride;
+  const void *groups;           /* values not looked at on backends with memory of their own: clamped, and never falling by maximum */
+  cqsa_dtype groups_dtype;      /* I32 or I64 */
+  uint32_t flags;               /* CQSA_FP8_* */
+  int64_t groups_stride, num_groups;
+  int32_t source, nan_policy, margin;
+  float eps, amax_limit;
+  int32_t reserved;
+  cqsa_fp8_ring ring;           /* state NULL: none */
+} cqsa_fp8_job;
+
+typedef struct cqsa_fp8_quantize_leaf {
+  uint32_t struct_size;
+  uint32_t flags; /* none yet */
+  const cqsa_fp8_job *jobs; /* host memory, read before the launch returns */
+  int64_t count;
+  cqsa_chip chip;
+} cqsa_fp8_quantize_leaf;
+
+typedef struct cqsa_fp8_dequantize_leaf {
+  int64_t batch, rows, columns;
+  cqsa_matrix codes, out;
+  cqsa_scale_grid scale_inv;
+  const void *groups;
+  cqsa_dtype groups_dtype;
+  int32_t reserved;
+  int64_t groups_stride, num_groups;
+} cqsa_fp8_dequantize_leaf;
+
+/* amax (F32 grid) -> scale and scale_inv; or, with amax absent, scale_inv_in -> scale_inv in another layout. */
+typedef struct cqsa_fp8_scale_leaf {
+  cqsa_scale_grid amax, scale_inv_in, scale, scale_inv; /* blocks do not count */
+  cqsa_dtype format;
+  int32_t margin, pow2;
+  float eps, amax_limit;
+  int32_t reserved;
+} cqsa_fp8_scale_leaf;
+
+/* out[j, i] = x[i, j], bytes. */
+typedef struct cqsa_fp8_transpose_leaf {
+  int64_t rows, columns; /* of x */
+  const uint8_t *x;
+  uint8_t *out;
+  int64_t x_stride[2], out_stride[2]; /* of x[i, j], of out[j, i]: both in (i, j) */
+} cqsa_fp8_transpose_leaf;
+
+enum { CQSA_FP8_RINGS_INIT = 0, CQSA_FP8_RINGS_FOLD = 1, CQSA_FP8_RINGS_READ_STAGED = 2 };
+typedef struct cqsa_fp8_ring_leaf {
+  int32_t what; /* CQSA_FP8_RINGS_* */
+  int32_t reserved;
+  const cqsa_fp8_ring *rings; /* host memory, read before the launch returns */
+  int64_t count;
+  float *amaxes; /* FOLD: in, or NULL for the staged ones; READ_STAGED: out */
+  int64_t amaxes_stride;
+  float amax; /* INIT */
+  int32_t reserved2;
+} cqsa_fp8_ring_leaf;
+
+typedef struct cqsa_fp8_gemm_leaf {
+  uint32_t struct_size;
+  int32_t accumulate; /* CQSA_FP8_PROMOTE_128, .. */
+  int64_t batch, m, n, k;
+  cqsa_matrix a, b, c, d; /* axes batch, m | n | m | m, k | k | n | n; a batch stride may be 0 */
+  cqsa_scale_grid scale_inv_a, scale_inv_b; /* F32; stride_batch below; data NULL: 1 */
+  int64_t scale_batch_stride_a, scale_batch_stride_b;
+  const void *bias;
+  cqsa_dtype bias_dtype;
+  int32_t reserved;
+  int64_t bias_stride;
+  const float *d_scale; /* d of codes; NULL: 1 */
+  float *d_amax;
+  double alpha, beta;
+  cqsa_chip chip;
+} cqsa_fp8_gemm_leaf;
+
+/* As cqsa_attention_impl. */
+typedef struct cqsa_fp8_gemm_impl {
+  const char *name;        /* "cuda_cublaslt", "cuda_sm90", "gpu_portable", "cpu" */
+  const char *requirement;
+  int32_t provider;        /* CQSA_FP8_PROVIDER_OWN or _VENDOR */
+  int32_t reserved;
+  /* As there, and may look at strides and alignments (of data that is not NULL) too. `device` may be NULL: asked about sizes alone. */
+  cqsa_status (*probe)(void *device, const cqsa_fp8_gemm_leaf *leaf, char *reason, uint64_t reason_size);
+  uint64_t (*workspace)(const cqsa_fp8_gemm_leaf *leaf, int64_t workers);
+  cqsa_status (*launch)(void *device, const cqsa_fp8_gemm_leaf *leaf, void *workspace, uint64_t workspace_bytes, const cqsa_exec *exec,
+                        void *stream);
+} cqsa_fp8_gemm_impl;
+
 typedef struct cqsa_device_properties {
   char name[128];
   char arch[32];               /* "avx512", "sm_90" */
@@ -282,6 +411,19 @@ typedef struct cqsa_backend_v1 {
   cqsa_status (*kv_append)(void *device, const cqsa_kv_leaf *leaf, const cqsa_exec *exec, void *stream);
   cqsa_status (*kv_gather)(void *device, const cqsa_kv_leaf *leaf, const cqsa_exec *exec, void *stream);
   cqsa_status (*hadamard)(void *device, const cqsa_hadamard_leaf *leaf, const cqsa_exec *exec, void *stream);
+
+  /* FP8. Workspaces begin with a workspace_header (fp8_rules.h), are aligned to CQSA_WORKSPACE_ALIGNMENT and are left as they were found;
+   * fp8_workspace_init makes one. NULL: the backend has none of this. */
+  uint64_t (*fp8_quantize_workspace)(const cqsa_fp8_quantize_leaf *leaf, int64_t workers);
+  cqsa_status (*fp8_quantize)(void *device, const cqsa_fp8_quantize_leaf *leaf, void *workspace, uint64_t workspace_bytes, const cqsa_exec *exec,
+                              void *stream);
+  cqsa_status (*fp8_workspace_init)(void *device, void *workspace, uint64_t bytes, void *stream);
+  cqsa_status (*fp8_dequantize)(void *device, const cqsa_fp8_dequantize_leaf *leaf, const cqsa_exec *exec, void *stream);
+  cqsa_status (*fp8_scale)(void *device, const cqsa_fp8_scale_leaf *leaf, const cqsa_exec *exec, void *stream);
+  cqsa_status (*fp8_transpose)(void *device, const cqsa_fp8_transpose_leaf *leaf, const cqsa_exec *exec, void *stream);
+  cqsa_status (*fp8_rings)(void *device, const cqsa_fp8_ring_leaf *leaf, const cqsa_exec *exec, void *stream);
+  const cqsa_fp8_gemm_impl *fp8_gemm;
+  int32_t num_fp8_gemm;
 } cqsa_backend_v1;
 
 typedef struct cqsa_host_v1 {

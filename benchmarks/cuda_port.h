@@ -35,6 +35,7 @@ inline const char* name_of(gpu::kernel_id kernel) {
 }
 
 inline gpu::device_facts this_device{32, 0, 65536, 0, 0};
+inline const char* last_kernel = "";  // that was launched
 
 // Device 0 in numbers; for kernels of this tier.
 inline void open_device(int32_t tier) {
@@ -77,6 +78,7 @@ const device_facts& facts_of(void*) { return bench::this_device; }
 cqsa_status launch(void*, kernel_id kernel, const launch_shape& s, const void* params, size_t, void* stream) {
   const void* code = bench::code_of(kernel);
   if (!code) return fail(CQSA_ERROR_INTERNAL, "no kernel %s in this program", bench::name_of(kernel));
+  bench::last_kernel = bench::name_of(kernel);
   void* argument = const_cast<void*>(params);
   const cudaError_t error = cudaLaunchKernel(code, dim3(s.grid[0], s.grid[1], s.grid[2]), dim3(s.threads), &argument, s.shared_bytes,
                                              static_cast<cudaStream_t>(stream));

@@ -24,6 +24,8 @@
  *   5. Callbacks                              10. Merge of partial results
  *                                             11. Attention over selected cells of a paged cache
  *                                             12. Key-value caches: append, gather, Hadamard rotation
+ *                                             13. FP8: quantize, delayed scaling, dequantize
+ *                                             14. FP8: matrix product
  */
 #ifndef CQSA_H
 #define CQSA_H
@@ -158,7 +160,10 @@ enum {
   CQSA_DTYPE_BF16 = 0x00011004,
   CQSA_DTYPE_BOOL = 0x00010806,
   CQSA_DTYPE_E4M3FN = 0x0001080A,
-  CQSA_DTYPE_E5M2 = 0x0001080C
+  CQSA_DTYPE_E4M3FNUZ = 0x0001080B,
+  CQSA_DTYPE_E5M2 = 0x0001080C,
+  CQSA_DTYPE_E5M2FNUZ = 0x0001080D,
+  CQSA_DTYPE_E8M0FNU = 0x0001080E /* powers of two: scales of section 13 */
 };
 
 /* Kinds of device, with DLPack's numbers. */
@@ -804,6 +809,283 @@ CQSA_API cqsa_status cqsa_kv_gather(cqsa_context *context, const cqsa_kv_args *a
  * f32; then rounded to the type of out. x, out: F32, F16, BF16, 1 to 4 axes, of one shape; out may be exactly x (same data, type and
  * strides). stream and errors: as cqsa_kv_append(). Thread class: const (context). Since 0.1. */
 CQSA_API cqsa_status cqsa_hadamard(cqsa_context *context, const cqsa_tensor *x, const cqsa_tensor *out, void *stream);
+
+/* ================================================================================================================
+ * 13. FP8: quantize, delayed scaling, dequantize
+ *
+ * A matrix x [rows, cols] is cut into blocks that share a scale. For an element x of a block:
+ *
+ *     code  = fp8(f32(x) * scale)            the product in f32, rounded to nearest even, or at random (rng)
+ *     x    ~= f32(code) * scale_inv          scale_inv = 1 / scale, rounded to nearest
+ *
+ *   fp8()   What is too large becomes the largest finite code (448, 57344, 240, 57344 for the four formats), +-Inf too, or with
+ *           CQSA_FP8_NO_SATURATE what the format has for it: NaN (e4m3fn, fnuz) or Inf (e5m2). NaN stays NaN. -0 keeps its sign where
+ *           the format has one. Nothing is flushed. The same bits on every backend.
+ *   scale   From the largest |x| of the block, amax, which is bounded first: max(amax, eps), then min(.., amax_limit) where that is > 0.
+ *               scale     = (fp8_max / amax) * 2^-margin                    f32, IEEE division; clamped to [2^-126, FLT_MAX]
+ *               scale_inv = 2^(ceil(log2(amax / fp8_max)) + margin)         with CQSA_FP8_POW2, clamped to [2^-127, 2^126]; scale = 1 / scale_inv
+ *           An amax of 0, or one that is not finite, gives scale 1. E8M0 scales imply CQSA_FP8_POW2.
+ *   block   so many rows and columns of x, 0: all. {0, 0} one scale for the tensor, {1, 0} one for each row (token), {0, 1} one for each
+ *           column (channel), {1, g} and {g, 1} groups of any g >= 16, {128, 128}. The last block of a row or column may be short.
+ *   scales  [block rows, block columns] of x, that is [ceil(rows / block[0]), ceil(cols / block[1])] with block 0 counting as all: two
+ *           axes, or with one scale also one axis or none. See CQSA_FP8_SCALES_* for how they may lie.
+ * ================================================================================================================ */
+
+/* Where scales come from. */
+enum {
+  CQSA_FP8_CURRENT = 0, /* the amax of each block, found in this call */
+  CQSA_FP8_STATIC = 1,  /* scale_in of each side */
+  CQSA_FP8_RING = 2     /* block {0, 0} only: the scale that the ring has published; then this call's amax goes into the ring */
+};
+
+/* How scales lie. E8M0: the byte e stands for 2^(e - 127), 0xFF for NaN. */
+enum {
+  CQSA_FP8_SCALES_STRIDED = 0, /* F32 or E8M0FNU (or U8) [block rows, block columns], any strides. Row-major, column-major padded to 4
+                                * floats (TMA, DeepGEMM, the 1x128 of cuBLASLt) and so on are strides */
+  CQSA_FP8_SCALES_PACKED = 1,  /* I32 [block rows, ceil(block columns / 4)], any strides: E8M0 of four blocks of a row, the first one low; what
+                                * is past the last is 0 (DeepGEMM) */
+  CQSA_FP8_SCALES_TILED = 2    /* E8M0FNU or U8 [ceil(block rows / 128) * ceil(block columns / 4) * 512], compact: tiles of 128 rows and 4
+                                * columns, tiles of a row of tiles one after the other; in a tile the scale of (r, c) is byte
+                                * (r % 32) * 16 + (r / 32) * 4 + c; what is outside is 0 (cuBLASLt, MX) */
+};
+
+/* What a NaN or an infinity in x does to amax. Codes are not affected. */
+enum {
+  CQSA_FP8_NAN_PROPAGATE = 0, /* shows in amax: NaN, else Inf */
+  CQSA_FP8_NAN_IGNORE = 1     /* does not count: amax is that of the finite elements */
+};
+
+/* Bits of cqsa_fp8_quantize_args.flags. */
+enum {
+  CQSA_FP8_POW2 = 1 << 0,
+  CQSA_FP8_NO_SATURATE = 1 << 1,
+  CQSA_FP8_RING_STAGE = 1 << 2, /* the amax joins the ring's staging amax; cqsa_fp8_ring_fold() takes it in, once for several calls */
+  CQSA_FP8_SILU = 1 << 3        /* x counts as silu(x) * up, in f32: x / (1 + exp(-x)) * up. Within a few ulp the same on every backend */
+};
+
+/* History of the amaxes of a tensor, in memory of the caller on the context's device: delayed scaling. After each call
+ *     history[index] = amax;  index = (index + 1) % hist_len;  scale from max(history), or from amax with MOST_RECENT
+ * and that scale serves the next call. It advances on the device, so a captured call goes on with every replay. An amax that is not finite
+ * is not stored: the scale stays, the index too, and `refused` counts. Where max(history) is 0 the scale stays. Calls on one ring must
+ * follow each other (one stream); different rings are independent.
+ *   This struct says what the memory is; it begins with the same numbers, and a call that finds others there leaves everything as it is: on the
+ * CPU backend with CQSA_ERROR_INVALID_ARGUMENT, on a device by counters[3]. The memory may be copied, saved and restored as it is. */
+typedef struct cqsa_fp8_ring {
+  uint32_t struct_size;
+  uint32_t flags;     /* CQSA_FP8_POW2 or 0 */
+  void *state;        /* cqsa_fp8_ring_bytes(), aligned to CQSA_WORKSPACE_ALIGNMENT */
+  uint64_t bytes;
+  int32_t hist_len;   /* 1..1024 */
+  cqsa_dtype format;  /* E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ: of the codes made with it */
+  int32_t margin;     /* -64..64 */
+  int32_t algorithm;  /* CQSA_FP8_RING_* */
+} cqsa_fp8_ring;
+enum { CQSA_FP8_RING_MAX = 0, CQSA_FP8_RING_MOST_RECENT = 1 };
+#define CQSA_FP8_RING_INIT { sizeof(cqsa_fp8_ring), 0, 0, 0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_fp8_ring_struct_init(cqsa_fp8_ring *ring, uint64_t size);
+
+/* Bytes of a ring's memory; state and bytes are not looked at. Errors: NULL_POINTER, INVALID_ARGUMENT, DTYPE. Thread class: free. Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_ring_bytes(const cqsa_fp8_ring *ring, uint64_t *bytes_out);
+/* Begins a ring: no history, and the scale that belongs to `amax` (0: scale 1). Queued on stream on a device. Errors: as above, WORKSPACE (too
+ * small, misaligned), DEVICE, RUNTIME. Thread class: const (context), exclusive (ring). Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_ring_init(cqsa_context *context, const cqsa_fp8_ring *ring, float amax, void *stream);
+/* Takes amaxes into `count` rings at once, one launch: ring n gets amaxes[n], or with amaxes NULL its own staging amax, which is
+ * empty afterwards; a ring with nothing staged stays as it is. amaxes: F32 [count] on the context's device, e.g. after an all-reduce; staging amaxes are then
+ * dropped. Read them for that with cqsa_fp8_ring_staged(). rings: count structs one after the other. Errors: as above, INVALID_ARGUMENT for a ring named
+ * twice. Thread class: const (context), exclusive (rings). Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_ring_fold(cqsa_context *context, const cqsa_fp8_ring *rings, int64_t count, const cqsa_tensor *amaxes, void *stream);
+/* Writes the staging amaxes of `count` rings to amaxes_out, F32 [count], 0 for none, one launch. Errors: as above. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_ring_staged(cqsa_context *context, const cqsa_fp8_ring *rings, int64_t count, const cqsa_tensor *amaxes_out, void *stream);
+
+typedef struct cqsa_fp8_ring_info {
+  uint32_t struct_size;
+  uint32_t flags;   /* none yet */
+  int32_t index;    /* of the next amax in history */
+  int32_t refused;  /* amaxes that were not finite, since the beginning */
+  float staged;     /* largest staged amax; 0: none */
+  float scale, scale_inv; /* for the next call */
+  float reserved;
+} cqsa_fp8_ring_info;
+#define CQSA_FP8_RING_INFO_INIT { sizeof(cqsa_fp8_ring_info), 0, 0, 0, 0.0f, 0.0f, 0.0f, 0.0f }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_fp8_ring_info_init(cqsa_fp8_ring_info *info, uint64_t size);
+/* What a ring holds; waits for the stream. history_out: host memory, hist_len floats, or NULL. Errors: as above, INVALID_ARGUMENT when the memory
+ * is not this ring, CAPTURE_UNSAFE. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_ring_read(cqsa_context *context, const cqsa_fp8_ring *ring, cqsa_fp8_ring_info *info_out, float *history_out, void *stream);
+
+/* One output of a quantization: codes and their scales. */
+typedef struct cqsa_fp8_side {
+  const cqsa_tensor *out;       /* output, E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ; NULL: this side is not wanted */
+  const cqsa_tensor *scale_in;  /* STATIC: F32, of the shape of the scales, every one > 0 and finite; else NULL */
+  const cqsa_tensor *scale;     /* output: the scales that were used, F32 strided, or NULL */
+  const cqsa_tensor *scale_inv; /* output: their reciprocals, see scale_layout, or NULL */
+  int64_t block[2];             /* rows and columns of x that share a scale, see above */
+  int32_t scale_layout;         /* CQSA_FP8_SCALES_* of scale_inv */
+  int32_t reserved;
+} cqsa_fp8_side;
+
+typedef struct cqsa_fp8_quantize_args {
+  uint32_t struct_size;
+  uint32_t flags;      /* CQSA_FP8_* */
+  const cqsa_tensor *x; /* F32, F16, BF16 [rows, cols] or [batch, rows, cols], any strides; a batch counts as batch * rows rows. Or codes of a
+                         * format with x_scale_inv: requantization */
+  const cqsa_tensor *x_scale_inv; /* x of codes: F32 strided, of blocks x_block; otherwise NULL */
+  int64_t x_block[2];
+  const cqsa_tensor *up; /* with CQSA_FP8_SILU: x's type and shape; otherwise NULL */
+  cqsa_fp8_side row;        /* out: x's shape */
+  cqsa_fp8_side transposed; /* out: [cols, batch * rows]. Both from one reading of x */
+  int32_t source;      /* CQSA_FP8_CURRENT, .. */
+  int32_t nan_policy;  /* CQSA_FP8_NAN_* */
+  int32_t margin;      /* CURRENT: -64..64. A ring has its own */
+  float eps;           /* CURRENT, see above; >= 0 */
+  float amax_limit;    /* likewise */
+  float reserved;
+  const cqsa_fp8_ring *ring; /* RING: of row.out's format; transposed.out of another format uses scale * (its fp8_max / fp8_max of the ring's) */
+  const cqsa_tensor *groups; /* NULL, or I32 or I64 [num_groups + 1] rows, never falling, from 0 to at most all: with block {0, 0} each group of rows has a
+                              * scale of its own, scales [num_groups, 1]; {1, 0} and {1, g} are as without. Rows past the last are left as they are.
+                              * Not with RING, and not with blocks that join rows otherwise */
+  const cqsa_tensor *rng;    /* NULL: to nearest. I64 [2], seed and offset: round at random, up with the probability of what is cut off, by Philox 4x32-10 with
+                              * key seed and counter offset + e / 4, word e % 4, e = row * cols + column */
+  const cqsa_tensor *skip;   /* NULL, or I32, one element: not 0: everything stays as it is */
+  const cqsa_tensor *amax;   /* output, F32, one element: the largest |x| of all, exact, neither bounded by eps nor amax_limit; or NULL */
+  const cqsa_tensor *column_sum; /* output, F32 [cols]: sum of x over the rows, in a fixed order; or NULL */
+  const cqsa_tensor *counters;   /* NULL, or I64 [4], to which is added: NaN, infinities, saturated finite elements (of row, else transposed), and
+                                  * refusals: 1 when a ring, a workspace or a static scale turned out on the device to be wrong and nothing was
+                                  * written */
+  void *workspace;           /* NULL: the library allocates (and clears) what is needed; else see cqsa_fp8_quantize_workspace() */
+  uint64_t workspace_bytes;
+} cqsa_fp8_quantize_args;
+#define CQSA_FP8_SIDE_INIT { 0, 0, 0, 0, { 0, 0 }, 0, 0 }
+#define CQSA_FP8_QUANTIZE_ARGS_INIT                                                                                              \
+  { sizeof(cqsa_fp8_quantize_args), 0, 0, 0, { 0, 0 }, 0, CQSA_FP8_SIDE_INIT, CQSA_FP8_SIDE_INIT, 0, 0, 0, 0.0f, 0.0f, 0.0f, 0, 0, 0, \
+    0, 0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_fp8_quantize_args_init(cqsa_fp8_quantize_args *args, uint64_t size);
+
+/* Quantizes as above, in one launch (CURRENT with a block {0, 0}: two). All tensors and the ring on the context's device. stream: on a backend with
+ * memory of its own the work is queued (enqueue mode of section 9), and may be captured when it needs no workspace or was given one; NULL on the CPU
+ * backend. Outputs may not overlap inputs or each other. Errors: NULL_POINTER (no output, ..), SHAPE, DTYPE, DEVICE, STRIDES, OVERLAP, INVALID_ARGUMENT, UNKNOWN_FLAG,
+ * INDEX (groups, CPU backend), WORKSPACE, OUT_OF_*, CALLBACK, RUNTIME, CAPTURE_UNSAFE. Thread class: const (context), each call with its own
+ * workspace and ring. Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_quantize(cqsa_context *context, const cqsa_fp8_quantize_args *args, void *stream);
+/* The same for `count` tensors, in as many launches as for one. The workspace is that of args[0], large enough for all; the others' must be NULL. No two may
+ * share a ring or an output. Errors: as above, the message names the entry. Thread class: as above. Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_quantize_many(cqsa_context *context, const cqsa_fp8_quantize_args *const *args, int64_t count, void *stream);
+
+/* Bytes of workspace with which the call above allocates nothing, aligned to CQSA_WORKSPACE_ALIGNMENT: host memory on the CPU backend, device
+ * memory otherwise; may be 0. Exact: one byte less is refused. Looks at shapes, types and strides only. Errors: as above. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_quantize_workspace(const cqsa_context *context, const cqsa_fp8_quantize_args *const *args, int64_t count, uint64_t *bytes_out);
+/* Prepares a workspace, once, before its first use by cqsa_fp8_quantize(), cqsa_fp8_amax() or cqsa_fp8_gemm(): every call leaves it as it found it. It
+ * serves one stream. Queued on stream on a device. Errors: NULL_POINTER, WORKSPACE, DEVICE, RUNTIME. Thread class: const (context), exclusive (workspace).
+ * Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_workspace_init(cqsa_context *context, void *workspace, uint64_t bytes, void *stream);
+
+/* amax_out: F32 strided [block rows, block columns] of blocks block[2], the largest |x| of each by nan_policy. x: F32, F16, BF16, 2 or 3 axes. workspace: NULL, or
+ * as for cqsa_fp8_quantize_workspace() of {x, amax}. stream, errors and thread class: as cqsa_fp8_quantize(). Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_amax(cqsa_context *context, const cqsa_tensor *x, const int64_t *block, int32_t nan_policy, const cqsa_tensor *amax_out, void *workspace,
+                                   uint64_t workspace_bytes, void *stream);
+
+typedef struct cqsa_fp8_scale_args {
+  uint32_t struct_size;
+  uint32_t flags;            /* CQSA_FP8_POW2 or 0 */
+  const cqsa_tensor *amax;   /* F32 strided [block rows, block columns] */
+  const cqsa_tensor *scale;  /* output, F32, or NULL */
+  const cqsa_tensor *scale_inv; /* output, see scale_layout, or NULL */
+  cqsa_dtype format;         /* of the codes */
+  int32_t scale_layout;      /* CQSA_FP8_SCALES_* */
+  int32_t margin;
+  float eps, amax_limit;
+  float reserved;
+} cqsa_fp8_scale_args;
+#define CQSA_FP8_SCALE_ARGS_INIT { sizeof(cqsa_fp8_scale_args), 0, 0, 0, 0, 0, 0, 0, 0.0f, 0.0f, 0.0f }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_fp8_scale_args_init(cqsa_fp8_scale_args *args, uint64_t size);
+/* The scales that belong to amaxes, by the rule above. stream, errors and thread class: as cqsa_fp8_quantize(). Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_scale_from_amax(cqsa_context *context, const cqsa_fp8_scale_args *args, void *stream);
+
+/* Scales [block_rows, block_columns] from one layout or type to another; F32 values that are not powers of two become the next larger one as E8M0. stream, errors and
+ * thread class: as cqsa_fp8_quantize(). Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_scale_relayout(cqsa_context *context, const cqsa_tensor *scales, int32_t layout, const cqsa_tensor *scales_out, int32_t layout_out,
+                                             int64_t block_rows, int64_t block_columns, void *stream);
+
+typedef struct cqsa_fp8_dequantize_args {
+  uint32_t struct_size;
+  uint32_t flags;               /* none yet */
+  const cqsa_tensor *codes;     /* any of the four formats, [rows, cols] or [batch, rows, cols], any strides (transposed codes are such a view) */
+  const cqsa_tensor *scale_inv; /* of blocks of codes */
+  const cqsa_tensor *groups;    /* as in cqsa_fp8_quantize_args; rows past the last are left as they are */
+  const cqsa_tensor *out;       /* output, F32, F16, BF16, shape of codes: f32(code) * scale_inv, rounded once */
+  int64_t block[2];
+  int32_t scale_layout;         /* CQSA_FP8_SCALES_* */
+  int32_t reserved;
+} cqsa_fp8_dequantize_args;
+#define CQSA_FP8_DEQUANTIZE_ARGS_INIT { sizeof(cqsa_fp8_dequantize_args), 0, 0, 0, 0, 0, { 0, 0 }, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_fp8_dequantize_args_init(cqsa_fp8_dequantize_args *args, uint64_t size);
+/* Codes back to numbers. stream, errors and thread class: as cqsa_fp8_quantize(). Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_dequantize(cqsa_context *context, const cqsa_fp8_dequantize_args *args, void *stream);
+
+/* out[j, i] = x[i, j] for tensors of one-byte elements of one type, [rows, cols] and [cols, rows]. stream, errors and thread class: as
+ * cqsa_fp8_quantize(). Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_transpose(cqsa_context *context, const cqsa_tensor *x, const cqsa_tensor *out, void *stream);
+
+/* ================================================================================================================
+ * 14. FP8: matrix product
+ *
+ *     d[m, n] = alpha * sum_k a[m, k] * scale_inv_a * b[n, k] * scale_inv_b  +  beta * c[m, n]  +  bias[n]
+ *
+ * Sums in f32 or better, each the same in every run. Any m, n, k, 0 too (k = 0: beta * c + bias). With a batch, a or b may have batch size 1 or stride 0.
+ * ================================================================================================================ */
+
+/* How products are summed up. Hopper's matrix units keep some 14 bits of an FP8 sum. */
+enum {
+  CQSA_FP8_PROMOTE_128 = 0, /* into f32 at least every 128 of k */
+  CQSA_FP8_FAST = 1         /* as the matrix unit does it */
+};
+
+typedef struct cqsa_fp8_gemm_args {
+  uint32_t struct_size;
+  uint32_t flags;                 /* none yet */
+  const cqsa_tensor *a;           /* E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ [m, k] or [batch, m, k], any strides; fastest with k compact */
+  const cqsa_tensor *b;           /* likewise [n, k] or [batch, n, k], of its own format */
+  const cqsa_tensor *scale_inv_a; /* F32 strided, or NULL for 1: of blocks block_a of a: {0, 0}, {1, 0} (each row), {1, 128}. With a batch three axes,
+                                   * the first of size batch or 1, unless it is one scale for all */
+  const cqsa_tensor *scale_inv_b; /* of blocks block_b of b: {0, 0}, {1, 0} (each n), {1, 128}, {128, 128} */
+  int64_t block_a[2], block_b[2];
+  const cqsa_tensor *c;           /* d's shape, F32, F16, BF16; NULL exactly when beta is 0. May be exactly d */
+  const cqsa_tensor *bias;        /* F32, F16, BF16 [n], or NULL */
+  const cqsa_tensor *d;           /* output, F32, F16, BF16, or a format: then codes of d * d_scale, saturated */
+  const cqsa_tensor *d_scale;     /* F32, one element, for codes; NULL: 1 */
+  const cqsa_tensor *d_amax;      /* output, F32, one element: largest |d| before d_scale; or NULL */
+  double alpha;                   /* 0 counts as 1: zeroed args mean d = a b^T */
+  double beta;
+  int32_t accumulate;             /* CQSA_FP8_PROMOTE_128, .. */
+  int32_t provider;               /* CQSA_FP8_PROVIDER_*: AUTO, or the only one to use */
+  void *workspace;                /* NULL: the library allocates what is needed; else see cqsa_fp8_gemm_workspace() */
+  uint64_t workspace_bytes;
+} cqsa_fp8_gemm_args;
+enum {
+  CQSA_FP8_PROVIDER_AUTO = 0,
+  CQSA_FP8_PROVIDER_OWN = 1,     /* kernels of this library */
+  CQSA_FP8_PROVIDER_VENDOR = 2   /* cuBLASLt, loaded when it is there */
+};
+#define CQSA_FP8_GEMM_ARGS_INIT \
+  { sizeof(cqsa_fp8_gemm_args), 0, 0, 0, 0, 0, { 0, 0 }, { 0, 0 }, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_fp8_gemm_args_init(cqsa_fp8_gemm_args *args, uint64_t size);
+
+/* The product as above. All tensors on the context's device. The first implementation of the backend that takes it runs (cqsa_fp8_gemm_explain());
+ * what a backend keeps for a shape (an algorithm of cuBLASLt) it finds at the first call of that shape. stream: on a backend with memory of its own the work is
+ * queued, and may be captured when it needs no workspace or was given one; NULL on the CPU backend. Errors: NULL_POINTER, SHAPE (k of a and b, ..), DTYPE, DEVICE,
+ * STRIDES, OVERLAP, INVALID_ARGUMENT, UNKNOWN_FLAG, UNSUPPORTED (with a provider asked for), WORKSPACE, OUT_OF_*, CALLBACK, RUNTIME, CAPTURE_UNSAFE. Thread class:
+ * const (context), each call with its own workspace. Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_gemm(cqsa_context *context, const cqsa_fp8_gemm_args *args, void *stream);
+/* Bytes of workspace for it, as cqsa_fp8_quantize_workspace(); cqsa_fp8_workspace_init() prepares it. Errors: as above. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_gemm_workspace(const cqsa_context *context, const cqsa_fp8_gemm_args *args, uint64_t *bytes_out);
+/* Which implementation runs it, and why each earlier one declined: text of several lines, the first "impl=NAME". Errors: as above. Thread class: const.
+ * Since 0.1. */
+CQSA_API cqsa_status cqsa_fp8_gemm_explain(const cqsa_context *context, const cqsa_fp8_gemm_args *args, char *buffer, uint64_t size, uint64_t *length_out);
 
 #ifdef __cplusplus
 }

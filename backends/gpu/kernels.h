@@ -18,4 +18,5 @@
   X(cqsa_selected_d128, 256, 0)     \
   X(cqsa_selected_d256, 256, 0)     \
   X(cqsa_selected_d512, 256, 0)     \
-  X(cqsa_gather, 256, 0)
+  X(cqsa_gather, 256, 0)            \
+  X(cqsa_fp8_gemm, 256, 0)

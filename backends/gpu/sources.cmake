@@ -7,6 +7,7 @@ set(CQSA_GPU_KERNELS
   attention_d512.cu
   attention_tail.cu
   combine.cu
+  fp8_gemm.cu
   gather.cu
   hadamard.cu
   kv_append.cu
@@ -21,6 +22,7 @@ set(CQSA_GPU_HOST
   attention_fill.cpp
   attention_leaf.cpp
   combine_leaf.cpp
+  fp8_gemm_leaf.cpp
   gather_leaf.cpp
   kv_leaf.cpp
   merge_leaf.cpp

@@ -3,6 +3,7 @@
 // problems of all sizes and types. Their port (backends/gpu/port.h) only takes down what it is asked for, so nothing is read.
 #include "backends/cuda/tuned.h"
 #include "backends/gpu/combine_leaf.h"
+#include "backends/gpu/fp8_gemm.h"
 #include "backends/gpu/gather.h"
 #include "backends/gpu/kv.h"
 #include "backends/gpu/port.h"
@@ -96,6 +97,28 @@ void list_selected() {
   });
 }
 
+constexpr cqsa_dtype formats[] = {CQSA_DTYPE_E4M3FN, CQSA_DTYPE_E5M2, CQSA_DTYPE_E4M3FNUZ};
+
+void list_fp8_gemm() {
+  const cqsa_fp8_gemm_impl* all[] = {&sm90_fp8_gemm, &sm80_fp8_gemm, &portable_fp8_gemm};
+  static float scale = 1;
+  for (const chip_case& c : chips)
+    for (const cqsa_dtype a : formats)
+      for (const cqsa_dtype b : formats)
+        for (const int64_t m : {1, 1100, 4096})
+          for (const int64_t block : {0, 1, 128})
+            for (const int32_t accumulate : {CQSA_FP8_PROMOTE_128, CQSA_FP8_FAST}) {
+              device_facts facts{32, 8, c.shared_bytes, c.tier, c.tier};
+              cqsa_fp8_gemm_leaf x{};
+              x.struct_size = sizeof x, x.chip = {c.tier, 8, c.shared_bytes, 0}, x.accumulate = accumulate;
+              x.batch = 1, x.m = m, x.n = 512, x.k = 512, x.alpha = 1;
+              x.a = {somewhere, a, 0, {0, 512, 1}}, x.b = {somewhere, b, 0, {0, 512, 1}}, x.d = {somewhere, CQSA_DTYPE_F32, 0, {0, 512, 1}};
+              if (block) x.scale_inv_a = {&scale, CQSA_DTYPE_F32, 0, {4, 1}, m, 4, {1, 128}}, x.scale_inv_b = {&scale, CQSA_DTYPE_F32, 0, {4, 1}, 512, 4, {block, 128}};
+              for (const cqsa_fp8_gemm_impl* i : all)
+                if (i->probe(&facts, &x, nullptr, 0) == CQSA_OK) i->launch(&facts, &x, somewhere, plenty, nullptr, nullptr);
+            }
+}
+
 void list_others() {
   device_facts facts{32, 8, 64 << 10, 70, 0};
   cqsa_merge_leaf merge{{1, 1, 1, 1}, 64, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, {}, {}, {}, {}, {}, {}};
@@ -120,7 +143,7 @@ void list_others() {
 
 int main() {
   using namespace cqsa::gpu;
-  list_attention(), list_selected(), list_others();
+  list_attention(), list_selected(), list_fp8_gemm(), list_others();
   for (int32_t i = 0; i < int32_t(kernel_id::count); ++i)
     if (seen[i].ever) std::printf("%s %u %u\n", names[i], seen[i].least, seen[i].most);
 }

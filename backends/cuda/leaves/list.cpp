@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What this backend computes, and by which kernels: the tuned ones in front of the portable ones.
 #include "backends/cuda/plugin.h"
+#include "backends/gpu/fp8_gemm.h"
 #include "backends/gpu/kv.h"
 #include "backends/gpu/port.h"
 #include "backends/cuda/tuned.h"
@@ -12,6 +13,7 @@ void add_leaves(cqsa_backend_v1& backend) {
   static const cqsa_attention_impl attention[] = {gpu::sm80_decode, gpu::sm90_attention, gpu::sm80_attention, gpu::sm75_attention,
                                                   gpu::sm70_attention_impl, gpu::portable_attention};
   static const cqsa_selected_impl selected[] = {gpu::sm80_selected, gpu::sm70_selected_impl, gpu::portable_selected};
+  static const cqsa_fp8_gemm_impl fp8_gemm[] = {gpu::cublaslt_fp8_gemm, gpu::sm90_fp8_gemm, gpu::sm80_fp8_gemm, gpu::portable_fp8_gemm};
   backend.attention = attention;
   backend.num_attention = static_cast<int32_t>(sizeof attention / sizeof *attention);
   backend.selected = selected;
@@ -20,6 +22,8 @@ void add_leaves(cqsa_backend_v1& backend) {
   backend.kv_append = gpu::portable_kv_append;
   backend.kv_gather = gpu::portable_kv_gather;
   backend.hadamard = gpu::portable_hadamard;
+  backend.fp8_gemm = fp8_gemm;
+  backend.num_fp8_gemm = static_cast<int32_t>(sizeof fp8_gemm / sizeof *fp8_gemm);
 }
 
 }  // namespace cqsa::cuda

@@ -9,4 +9,16 @@
   X(cqsa_sm90_attention_##kind##_d128_lengthy, 384, 90) \
   X(cqsa_sm90_attention_##kind##_d192_usual, 384, 90)   \
   X(cqsa_sm90_attention_##kind##_d256_usual, 384, 90)
-#define CQSA_SM90_KERNELS(X) CQSA_SM90_KERNELS_OF(X, f16) CQSA_SM90_KERNELS_OF(X, bf16)
+#define CQSA_SM90_FP8_KERNELS_OF(X, formats)           \
+  X(cqsa_sm90_fp8_##formats##_large_fast, 384, 90)     \
+  X(cqsa_sm90_fp8_##formats##_large_plain, 384, 90)    \
+  X(cqsa_sm90_fp8_##formats##_large_blocks, 384, 90)   \
+  X(cqsa_sm90_fp8_##formats##_large_columns, 384, 90)  \
+  X(cqsa_sm90_fp8_##formats##_medium_plain, 384, 90)   \
+  X(cqsa_sm90_fp8_##formats##_medium_columns, 384, 90) \
+  X(cqsa_sm90_fp8_##formats##_small_plain, 384, 90)    \
+  X(cqsa_sm90_fp8_##formats##_small_columns, 384, 90)
+#define CQSA_SM90_FP8_KERNELS(X)                                                       \
+  CQSA_SM90_FP8_KERNELS_OF(X, e4m3fn_e4m3fn) CQSA_SM90_FP8_KERNELS_OF(X, e4m3fn_e5m2) \
+  CQSA_SM90_FP8_KERNELS_OF(X, e5m2_e4m3fn) CQSA_SM90_FP8_KERNELS_OF(X, e5m2_e5m2)
+#define CQSA_SM90_KERNELS(X) CQSA_SM90_KERNELS_OF(X, f16) CQSA_SM90_KERNELS_OF(X, bf16) CQSA_SM90_FP8_KERNELS(X)

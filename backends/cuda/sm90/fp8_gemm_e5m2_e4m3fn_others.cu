@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8_gemm.cuh"
+
+CQSA_SM90_FP8_OTHERS(e5m2, e4m3fn)

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles of the Hopper FP8 product and what its host part tells it, for host and device.
+#pragma once
+
+#include "backends/gpu/fp8_gemm_params.h"
+#include "tensor_map.h"
+
+namespace cqsa::gpu::sm90 {
+
+// How sums are made. fast: all of k in the matrix unit. plain: promoted every 128 of k, scales of rows and columns at the end. blocks: scales of a
+// for each row and 128 of k, of b for 128 columns and 128 of k. columns: .. of b for each column and 128 of k.
+enum class gemm_form { fast, plain, blocks, columns };
+
+// Two warpgroups compute, each `waves` times 64 rows and `columns` columns; a third one loads. `cluster` blocks beside each other share the rows
+// of a, of which each loads its part for all of them.
+template <int Waves, int Columns, int Cluster> struct gemm_shape {
+  static constexpr int waves = Waves, columns = Columns, cluster = Cluster;
+  static constexpr int rows = 128 * Waves, threads = 384, warps = 8;  // warps that compute
+  static constexpr int depth = 128;                                    // of k in a stage: a row of shared memory
+  static constexpr int a_bytes = rows * depth, b_bytes = columns * depth, stage_bytes = a_bytes + b_bytes;
+  static constexpr int stages = 196608 / stage_bytes;
+  static constexpr int a_box = 128;  // rows that one copy brings: that part of a tile that a block of a cluster loads
+  static_assert(rows == a_box * cluster, "each block loads one box");
+  static constexpr int staging_each = 16 * 36 * 4, staging_bytes = warps * staging_each;  // f32: 16 rows of 32 columns for each warp, padded
+  static constexpr int scale_bytes = stages * columns * 4, barrier_bytes = 256;
+  static constexpr int shared_bytes = stages * stage_bytes + staging_bytes + scale_bytes + barrier_bytes + 1024;
+  static_assert(16 * stages <= barrier_bytes && shared_bytes <= 232448, "what a block has");
+};
+using gemm_large = gemm_shape<2, 128, 2>;
+using gemm_medium = gemm_shape<1, 128, 1>;
+using gemm_small = gemm_shape<1, 64, 1>;
+
+struct gemm_launch {
+  tensor_map map_a, map_b;
+  gemm_params g;        // its tiles: of a cluster
+  int32_t a_item, b_item;  // coordinates of a batch item
+  int32_t group;        // rows of tiles that are walked through together, column by column
+  int32_t clusters;
+};
+
+}  // namespace cqsa::gpu::sm90
