@@ -983,7 +983,7 @@ CQSA_API cqsa_status cqsa_fp8_quantize_workspace(const cqsa_context *context, co
 CQSA_API cqsa_status cqsa_fp8_workspace_init(cqsa_context *context, void *workspace, uint64_t bytes, void *stream);
 
 /* amax_out: F32 strided [block rows, block columns] of blocks block[2], the largest |x| of each by nan_policy. x: F32, F16, BF16, 2 or 3 axes. workspace: NULL, or
- * as for cqsa_fp8_quantize_workspace() of args with x, amax, row.block = block and no output. stream and errors: as cqsa_fp8_quantize(). Thread class: const
+ * as for cqsa_fp8_quantize_workspace() of args with x, row.block = block and no output. stream and errors: as cqsa_fp8_quantize(). Thread class: const
  * (context), each call with its own workspace. Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_amax(cqsa_context *context, const cqsa_tensor *x, const int64_t *block, int32_t nan_policy, const cqsa_tensor *amax_out, void *workspace,
                                    uint64_t workspace_bytes, void *stream);
