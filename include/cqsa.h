@@ -866,7 +866,7 @@ enum {
 /* History of the amaxes of a tensor, in memory of the caller on the context's device: delayed scaling. After each call
  *     history[index] = amax;  index = (index + 1) % hist_len;  scale from max(history), or from amax with MOST_RECENT
  * and that scale serves the next call. It advances on the device, so a captured call goes on with every replay. An amax that is not finite
- * is not stored: the scale stays, the index too, and `refused` counts. Where max(history) is 0 the scale stays. Calls on one ring must
+ * is not stored: the scale stays, the index too, and `refused` counts. Where max(history), or amax with MOST_RECENT, is 0 the scale stays. Calls on one ring must
  * follow each other (one stream); different rings are independent.
  *   This struct says what the memory is; it begins with the same numbers, and a call that finds others there leaves everything as it is: on the
  * CPU backend with CQSA_ERROR_INVALID_ARGUMENT, on a device by counters[3]. The memory may be copied, saved and restored as it is. */
@@ -1018,7 +1018,7 @@ typedef struct cqsa_fp8_dequantize_args {
   const cqsa_tensor *codes;     /* any of the four formats, [rows, cols] or [batch, rows, cols], any strides (transposed codes are such a view) */
   const cqsa_tensor *scale_inv; /* of blocks of codes */
   const cqsa_tensor *groups;    /* as in cqsa_fp8_quantize_args; rows past the last are left as they are */
-  const cqsa_tensor *out;       /* output, F32, F16, BF16, shape of codes: f32(code) * scale_inv, rounded once */
+  const cqsa_tensor *out;       /* output, F32, F16, BF16, shape of codes: f32(code) * scale_inv in f32, then rounded to out's type */
   int64_t block[2];
   int32_t scale_layout;         /* CQSA_FP8_SCALES_* */
   int32_t reserved;
