@@ -32,6 +32,8 @@ cqsa_status check_numbers(const args_type& a) {
   CQSA_TRY(check_bounds(a.eps, a.amax_limit, "args->eps", "args->amax_limit"));
   if ((a.flags & CQSA_FP8_RING_STAGE) && a.source != CQSA_FP8_RING)
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->flags has CQSA_FP8_RING_STAGE, but args->source is not CQSA_FP8_RING");
+  if (a.groups && a.source == CQSA_FP8_RING)
+    return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->groups is given, but args->source is CQSA_FP8_RING, which has one scale: wanted NULL");
   if ((a.ring != nullptr) == (a.source == CQSA_FP8_RING)) return CQSA_OK;
   if (a.ring) return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->ring is given, but args->source is not CQSA_FP8_RING: wanted NULL");
   return fail(CQSA_ERROR_NULL_POINTER, "args->ring is NULL, but args->source is CQSA_FP8_RING");
