@@ -156,6 +156,15 @@ struct box {
   }
 };
 
+// Normal, or of a hundred so many that are hard.
+inline double draw_value(dice& d, int wild, double size) {
+  const double normal = std::normal_distribution<double>()(d) * size;
+  if (!chance(d, wild)) return normal;
+  const double specials[] = {0, -0.0, std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
+                             std::numeric_limits<double>::quiet_NaN(), 1e-41, 6e-8, 1e4, -3e38, 1e-30};
+  return specials[between(d, 0, 9)];
+}
+
 // ---- scales -----------------------------------------------------------------------------------------------------------------
 
 struct scales {

@@ -247,14 +247,6 @@ inline std::string compare(problem& p, const scales& ring_now, const std::vector
 
 // ---- random problems ----------------------------------------------------------------------------------------------------------
 
-inline double draw_value(dice& d, int wild, double size) {
-  const double normal = std::normal_distribution<double>()(d) * size;
-  if (!chance(d, wild)) return normal;
-  const double specials[] = {0, -0.0, std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
-                             std::numeric_limits<double>::quiet_NaN(), 1e-41, 6e-8, 1e4, -3e38, 1e-30};
-  return specials[between(d, 0, 9)];
-}
-
 inline void draw_block(dice& d, const problem& p, int64_t* block) {
   const bool rows_only = p.groups.there();
   const int64_t g = one_of<int64_t>(d, {16, 17, 32, 128});
