@@ -37,8 +37,7 @@ static void fill(matrix *m) { /* nearly Gaussian */
 }
 
 static cqsa_status begin_ring(cqsa_context *context, matrix *m) {
-  m->ring.hist_len = HISTORY;
-  m->ring.format = m->format;
+  m->ring.hist_len = HISTORY, m->ring.format = m->format;
   m->ring.bytes = sizeof m->memory - CQSA_WORKSPACE_ALIGNMENT; /* cqsa_fp8_ring_bytes() says how many it takes */
   m->ring.state = m->memory + (CQSA_WORKSPACE_ALIGNMENT - (uintptr_t)m->memory % CQSA_WORKSPACE_ALIGNMENT);
   return cqsa_fp8_ring_init(context, &m->ring, 0, NULL);
@@ -52,11 +51,9 @@ static cqsa_status quantize(cqsa_context *context, matrix *m, int delayed) {
     cqsa_fp8_side *side = t ? &args.transposed : &args.row;
     out[t] = view(m->codes[t], m->format, m->shape[t], 2);
     scale_inv[t] = view(&m->scale_inv[t], CQSA_DTYPE_F32, NULL, 0);
-    side->out = &out[t];
-    side->scale_inv = &scale_inv[t];
+    side->out = &out[t], side->scale_inv = &scale_inv[t];
   }
-  args.x = &in;
-  args.source = delayed ? CQSA_FP8_RING : CQSA_FP8_CURRENT;
+  args.x = &in, args.source = delayed ? CQSA_FP8_RING : CQSA_FP8_CURRENT;
   args.ring = delayed ? &m->ring : NULL;
   return cqsa_fp8_quantize(context, &args, NULL);
 }

@@ -6,7 +6,7 @@ import numpy as np
 
 import cqsa
 
-TOKENS, IN, OUT, STEPS = 512, 768, 640, 5
+TOKENS, IN, OUT, STEPS = 128, 192, 160, 5
 random = np.random.default_rng(7)
 
 

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kGuard = 256;  // bytes before and after
 constexpr std::byte kFill{0xFF};
 
-int64_t element_bytes(cqsa_dtype dtype) { return (dtype >> 8 & 255) / 8; }
+int64_t bytes_of(cqsa_dtype dtype) { return (dtype >> 8 & 255) / 8; }
 
 }  // namespace
 
@@ -28,7 +28,7 @@ fp8_layout fp8_layout_by_name(const std::string& name) {
 }
 
 fp8_array::fp8_array(device_memory* device, cqsa_dtype dtype, std::vector<int64_t> shape, fp8_layout layout)
-    : dtype_(dtype), bytes_(element_bytes(dtype)), shape_(std::move(shape)), device_(device) {
+    : dtype_(dtype), bytes_(bytes_of(dtype)), shape_(std::move(shape)), device_(device) {
   place(layout);
   if (device_) buffer_ = device_buffer(*device_, memory_.size(), false);
 }

@@ -24,6 +24,7 @@ class fp8_array {
   const cqsa_tensor* view();  // where the backend computes; nullptr when there is none
   bool present() const { return dtype_ != CQSA_DTYPE_NONE; }
   int64_t count() const;
+  int64_t element_bytes() const { return bytes_; }
   void* address();  // of its first element there
   std::byte* at(int64_t n);  // the n-th element, row-major, in the host's copy
   void upload();

@@ -11,8 +11,9 @@ from ._errors import ERROR_DTYPE, ERROR_INVALID_ARGUMENT, ERROR_SHAPE, error_for
 from ._fp8_parts import FORMATS, Block, flipped, given, tell_written
 from ._fp8_ring import Ring
 from ._queue import Queue, Target, choose
+from ._selected import _int32
 from ._sources import new_like, output_of, view_of
-from ._views import Records, View, of_numpy, type_name
+from ._views import Records, View, type_name
 
 if TYPE_CHECKING:
     from ._arrays import DtypeName
@@ -158,8 +159,8 @@ def fp8_quantize_many(xs: Sequence[Operand], *, scale: Any = None, out: Optional
                       stream: Any = None, **keywords: Any) -> List[Quantized]:
     """fp8_quantize() of several tensors in as many launches as for one.
 
-    scale: None, or a list with what fp8_quantize() takes for each: Rings, arrays, numbers. out: None, or a list with what it takes for each. All other keywords are
-    those of fp8_quantize(), the same for all.
+    scale: None, or a list with what fp8_quantize() takes for each: Rings, arrays, numbers. out: None, or a list with what it takes for each. All
+    other keywords are those of fp8_quantize(), the same for all.
     """
     unknown = sorted(set(keywords) - set(_Options._fields[:24]))
     if unknown:
@@ -240,7 +241,8 @@ def inferred_block(scale: Any, size: Tuple[int, int], name: str, side: Optional[
             return block
     if len(shape) < 2 and count == 1:
         return 0, 0
-    raise error_for(ERROR_SHAPE, f"{name} has shape {list(shape)}, which is neither one for all, for each row, 1x128 nor 128x128 of {list(size)}: say the granularity")
+    raise error_for(ERROR_SHAPE, f"{name} has shape {list(shape)}, which is neither one for all, for each row, 1x128 nor 128x128 of {list(size)}: "
+                    "say the granularity")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -321,7 +323,7 @@ class _Job:
         if o.rng is not None:
             args.rng = parts.add(self._records, _int64(o.rng, "rng", self._queue))
         if o.skip is not None:
-            args.skip = parts.add(self._records, _arrays.small_integers(o.skip, "skip", self._queue))
+            args.skip = parts.add(self._records, _int32(o.skip, "skip", self._queue))
         if o.column_sum is not None:
             args.column_sum = parts.add(self._records, self._to(o.column_sum, "column_sum"))
 
@@ -581,6 +583,7 @@ def fp8_amax(x: Operand, *, granularity: Any = "tensor", nan: str = "propagate",
     def needed() -> int:
         args = _ffi.Fp8QuantizeArgs(ctypes.sizeof(_ffi.Fp8QuantizeArgs))
         args.x, args.amax, args.nan_policy = source, to, _ffi.FP8_NAN.index(nan)
+        args.row.block = size
         pointer = (ctypes.c_void_p * 1)(ctypes.addressof(args))
         return parts.queried(library.cqsa_fp8_quantize_workspace, handle, pointer, 1)
 

@@ -43,8 +43,8 @@ def fp8_gemm(
 ) -> Any:
     """``alpha * (a * scale_inv_a) @ (b * scale_inv_b).T + beta * c + bias``, sums in float32.
 
-    a: codes ``[M, K]`` or ``[batch, M, K]``, b: ``[N, K]`` or ``[batch, N, K]``, any strides, fastest along K; each of its own format. A batch of 1 counts for all. Or
-    a Quantized, whose `data`, `scale_inv`, format and granularity are taken: ``fp8_gemm(x, w)``, ``fp8_gemm(dy.t, x.t)``.
+    a: codes ``[M, K]`` or ``[batch, M, K]``, b: ``[N, K]`` or ``[batch, N, K]``, any strides, fastest along K; each of its own format. A batch of
+    1 counts for all. Or a Quantized, whose `data`, `scale_inv`, format and granularity are taken: ``fp8_gemm(x, w)``, ``fp8_gemm(dy.t, x.t)``.
     scale_inv_a, scale_inv_b: float32, None: 1: one, each row ``[M, 1]``, 1x128 ``[M, ceil(K / 128)]``, of b also 128x128. granularity_a, granularity_b: which
         of these; None: by the shape. format_a, format_b: of uint8 arrays, "e4m3fn", "e5m2", ..
     bias: float32, float16 or bfloat16 ``[N]``. c: of the result's shape, beta: None is 1 with c. alpha: a number, not 0.
