@@ -9,6 +9,8 @@ namespace cqsa::cpu {
 // fp8_reference.cpp: one element after the other, by the text of cqsa.h. What the fast code is compared with.
 bool fp8_is_skipped(const cqsa_fp8_job& job);
 cqsa_status fp8_check_jobs(const cqsa_fp8_quantize_leaf* leaf);  // rings and static scales that are there to be read
+void fp8_publish(const cqsa_fp8_job& job, uint32_t amax_bits, const int64_t counts[3]);  // amax, counters, ring
+void fp8_quantize_job_reference(const cqsa_fp8_job& job);
 cqsa_status fp8_quantize_reference(const cqsa_fp8_quantize_leaf* leaf);
 cqsa_status fp8_dequantize_reference(const cqsa_fp8_dequantize_leaf* leaf);
 cqsa_status fp8_transpose_reference(const cqsa_fp8_transpose_leaf* leaf);

@@ -41,18 +41,9 @@ rectangle block_of(const reference_job& x, const cqsa_scale_grid& g, int64_t r, 
 
 // ---- scales -----------------------------------------------------------------------------------------------------------------
 
-// The published scale of a block that is not found in this call.
-float given_scale(const reference_job& x, const cqsa_fp8_output& side, int64_t r, int64_t c) {
-  const cqsa_fp8_job& job = x.job;
-  if (job.source == CQSA_FP8_RING) return static_cast<const fp8::ring_state*>(job.ring.state)->scale * side.ratio;
-  if (side.scale_in.data) return load_scale(side.scale_in, r, c);
-  const cqsa_fp8_output& other = &side == &job.row ? job.transposed : job.row;
-  return load_scale(other.scale_in, r, c) * side.ratio;
-}
-
 fp8::scale_pair scale_of_block(const reference_job& x, const cqsa_fp8_output& side, int64_t r, int64_t c) {
   if (x.job.source == CQSA_FP8_CURRENT) return fp8::scale_of(amax_of(largest_bits(x.job, block_of(x, side.scale, r, c))), job_rule(x.job, side));
-  const float scale = given_scale(x, side, r, c);
+  const float scale = given_scale(x.job, side, r, c);
   return {scale, 1.0f / scale, 0};
 }
 
@@ -127,26 +118,9 @@ void count_wild(const reference_job& x, int64_t counts[3]) {
     }
 }
 
-void add_counts(const cqsa_fp8_job& job, const int64_t counts[3]) {
-  for (int n = 0; n < 3 && job.counters; ++n) {
-    char* const at = reinterpret_cast<char*>(job.counters + n * job.counters_stride);
-    const int64_t sum = load_as<int64_t>(at) + counts[n];
-    std::memcpy(at, &sum, sizeof sum);
-  }
-}
+}  // namespace
 
-void publish_amax(const reference_job& x) {
-  const cqsa_fp8_job& job = x.job;
-  if (!job.amax && !job.ring.state) return;
-  const float amax = amax_of(largest_bits(job, {x.top, x.bottom, 0, job.columns}));
-  if (job.amax) std::memcpy(job.amax, &amax, sizeof amax);
-  if (!job.ring.state) return;
-  if (job.flags & CQSA_FP8_RING_STAGE) fp8_ring_stage(job.ring, amax);
-  else fp8_ring_take(job.ring, amax);
-}
-
-void quantize_job(const cqsa_fp8_job& job) {
-  if (fp8_is_skipped(job)) return;
+void fp8_quantize_job_reference(const cqsa_fp8_job& job) {
   const reference_job x(job);
   int64_t counts[3] = {0, 0, 0};
   const bool has_row = job.row.codes.data != nullptr;
@@ -155,9 +129,11 @@ void quantize_job(const cqsa_fp8_job& job) {
   find_block_amaxes(x);
   sum_columns(x);
   if (job.counters) count_wild(x, counts);
-  add_counts(job, counts);
-  publish_amax(x);
+  const bool wants_amax = job.amax || job.ring.state;
+  fp8_publish(job, wants_amax ? largest_bits(job, {x.top, x.bottom, 0, job.columns}) : 0, counts);
 }
+
+namespace {
 
 bool are_scales(const cqsa_scale_grid& g) {
   for (int64_t r = 0; g.data && r < g.rows; ++r)
@@ -169,6 +145,19 @@ bool are_scales(const cqsa_scale_grid& g) {
 }
 
 }  // namespace
+
+void fp8_publish(const cqsa_fp8_job& job, uint32_t amax_bits, const int64_t counts[3]) {
+  const float amax = amax_of(amax_bits);
+  if (job.amax) std::memcpy(job.amax, &amax, sizeof amax);
+  for (int n = 0; n < 3 && job.counters; ++n) {
+    char* const at = reinterpret_cast<char*>(job.counters + n * job.counters_stride);
+    const int64_t sum = load_as<int64_t>(at) + counts[n];
+    std::memcpy(at, &sum, sizeof sum);
+  }
+  if (!job.ring.state) return;
+  if (job.flags & CQSA_FP8_RING_STAGE) fp8_ring_stage(job.ring, amax);
+  else fp8_ring_take(job.ring, amax);
+}
 
 bool fp8_is_skipped(const cqsa_fp8_job& job) { return job.skip && load_as<int32_t>(reinterpret_cast<const char*>(job.skip)) != 0; }
 
@@ -187,7 +176,8 @@ cqsa_status fp8_check_jobs(const cqsa_fp8_quantize_leaf* leaf) {
 cqsa_status fp8_quantize_reference(const cqsa_fp8_quantize_leaf* leaf) {
   const cqsa_status status = fp8_check_jobs(leaf);
   if (status != CQSA_OK) return status;
-  for (int64_t n = 0; n < leaf->count; ++n) quantize_job(leaf->jobs[n]);
+  for (int64_t n = 0; n < leaf->count; ++n)
+    if (!fp8_is_skipped(leaf->jobs[n])) fp8_quantize_job_reference(leaf->jobs[n]);
   return CQSA_OK;
 }
 
