@@ -293,7 +293,9 @@ cqsa_status check_static(const cqsa_scale_grid& grid, const char* name) {
 }  // namespace
 
 cqsa_status check_job_values(const cqsa_fp8_job& job) {
-  if (job.skip && *job.skip != 0) return CQSA_OK;
+  int32_t skip = 0;
+  if (job.skip) std::memcpy(&skip, job.skip, sizeof skip);
+  if (skip != 0) return CQSA_OK;
   if (job.groups) CQSA_TRY(check_groups({job.groups, job.groups_dtype, job.groups_stride, job.num_groups}, job.batch * job.rows));
   if (job.source != CQSA_FP8_STATIC) return CQSA_OK;
   CQSA_TRY(check_static(job.row.scale_in, row_names.scale_in));
