@@ -28,6 +28,9 @@ class Driver:
     def is_capturing(self, device, stream):
         return stream in self.captured
 
+    def capture_id(self, device, stream):
+        return int(stream in self.captured)
+
     def device_of(self, address):
         return 0
 

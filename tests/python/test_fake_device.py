@@ -134,3 +134,28 @@ def test_place_and_plans(fake, packed):
     q = Memory(fake, packed[0], "ext").tensor()
     plan = cqsa.attention_plan(q, q, q, backend="fake").describe()
     assert plan["backend"] == "fake" and plan["place_q"] == plan["place_out"] == "device"
+
+
+def test_fp8(fake, random):
+    """Both sides, in memory that this process cannot read; the same bits as on the CPU."""
+    x = random.standard_normal((70, 130)).astype(np.float32)
+    wanted = cqsa.fp8_quantize(x, layout="dual", granularity="1x64", nan="flag")
+    names = ("data", "data_t", "scale", "scale_inv", "scale_inv_t", "amax", "flags")
+    made = {name: Memory(fake, np.zeros_like(getattr(wanted, name)), "ext") for name in names}
+    out = wanted._replace(**{name: memory.tensor() for name, memory in made.items()})
+    source = Memory(fake, x, "ext")
+    q = cqsa.fp8_quantize(source.tensor(), layout="dual", granularity="1x64", flags=out.flags, out=out, backend="fake")
+    fake.fake_stream_sync(None)
+    for name, memory in made.items():
+        np.testing.assert_array_equal(memory.read(), getattr(wanted, name), name)
+    back = Memory(fake, np.zeros_like(x), "ext")
+    cqsa.fp8_dequantize(q, out=back.tensor(), backend="fake")
+    fake.fake_stream_sync(None)
+    np.testing.assert_array_equal(back.read(), cqsa.fp8_dequantize(wanted))
+    product = Memory(fake, np.zeros((70, 70), np.float32), "ext")
+    cqsa.fp8_gemm(q.data, q.data, format_a="e4m3fn", format_b="e4m3fn", out=product.tensor(), backend="fake")
+    fake.fake_stream_sync(None)
+    codes = cqsa.fp8_dequantize(wanted.data, format="e4m3fn").astype(np.float64)
+    np.testing.assert_allclose(product.read(), codes @ codes.T, rtol=1e-4, atol=1e-2 * np.abs(codes).max())
+    with pytest.raises(ValueError, match="is on"):
+        cqsa.fp8_quantize(source.tensor(), out=np.zeros((70, 130), np.uint8), backend="fake")

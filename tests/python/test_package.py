@@ -129,6 +129,11 @@ def test_surface():
     assert list(inspect.signature(cqsa.kv_gather).parameters) == [
         "pool", "page_table", "cells", "scale", "format", "kv_group", "dtype", "out", "backend", "stream"]
     assert list(inspect.signature(cqsa.hadamard).parameters) == ["x", "out", "dtype", "backend", "stream"]
+    assert list(inspect.signature(cqsa.fp8_quantize).parameters)[:13] == [
+        "x", "format", "scale", "granularity", "layout", "format_transposed", "saturate", "nan", "pow2", "return_amax", "dtype", "backend", "out"]
+    assert cqsa.Quantized._fields[:10] == ("data", "data_t", "scale", "scale_inv", "scale_inv_t", "amax", "flags", "format", "format_t", "granularity")
+    assert list(inspect.signature(cqsa.fp8_gemm).parameters)[:7] == ["a", "b", "scale_inv_a", "scale_inv_b", "bias", "out_dtype", "accumulate"]
+    assert list(inspect.signature(cqsa.Ring).parameters)[:4] == ["hist_len", "format", "margin", "algo"]
     assert str(inspect.signature(cqsa.place)).startswith("(*tensors: 'Any', reserve: 'float' = 0.15")
     assert list(inspect.signature(cqsa.patch_torch_sdpa).parameters) == ["min_tokens", "memory_limit"]
     assert not inspect.signature(cqsa.unpatch_torch_sdpa).parameters

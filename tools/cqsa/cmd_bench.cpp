@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "benchmarks/fma_peak.h"
+#include "fp8_bench.h"
 #include "interrupt.h"
 #include "library.h"
 #include "machine.h"
@@ -197,6 +198,18 @@ void add_bench(CLI::App& app, int& status) {
   command.add_flag("--peak", options->peak, "measure the FMA peak of the CPU first, and give rates as a share of it");
   command.add_flag("--json-lines", options->json_lines, "print JSON lines instead of a table; benchmarks/plot.py reads them");
   command.callback([options, &status] { status = run_bench(*options); });
+
+  const auto fp8 = std::make_shared<fp8_bench_options>();
+  CLI::App& second = *group.add_subcommand("fp8", "Time FP8: quantization beside copies of as many bytes, and products. Options take lists");
+  second.add_option("--rows", fp8->rows, "of the matrices that are quantized; default 4096")->type_name("LIST");
+  second.add_option("--cols", fp8->columns, "likewise; default 4096")->type_name("LIST");
+  second.add_option("--dtype", fp8->dtype, "f32, f16, bf16; default bf16")->type_name("LIST");
+  second.add_option("--size", fp8->sizes, "m = n = k of the products; default 1024; 0: none")->type_name("LIST");
+  second.add_option("--threads", fp8->threads, "host threads; default 0: one per core")->type_name("N");
+  second.add_option("--backend", fp8->backend, "auto, cpu, cuda or hip")->type_name("NAME");
+  second.add_option("--runs", fp8->runs, "the median of so many series; default 9")->type_name("N");
+  second.add_flag("--json-lines", fp8->json_lines, "print JSON lines instead of a table");
+  second.callback([fp8, &status] { status = run_fp8_bench(*fp8); });
 }
 
 }  // namespace tool

@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "fp8_parity.h"
 #include "interrupt.h"
 #include "library.h"
 #include "machine.h"
@@ -209,9 +210,28 @@ int run_selected(const parity_options& options) {
   return run_selected_parity(selected);
 }
 
+int run_fp8(const parity_options& options) {
+  refuse(options.context != 0, "a context", options.op);
+  refuse(options.queries != 0, "--queries", options.op);
+  refuse(options.samples != 0, "--samples", options.op);
+  refuse(!options.kv.empty(), "--kv", options.op);
+  refuse(!options.memory.empty(), "--memory", options.op);
+  refuse(!options.part.empty(), "--part", options.op);
+  refuse(options.speed, "--speed", options.op);
+  if (!options.lines.empty() && !options.problems.empty()) throw std::runtime_error("--problem or --problems is wanted, not both");
+  fp8_parity_options fp8;
+  fp8.op = options.op, fp8.backend = options.backend, fp8.report = options.report, fp8.lines = options.lines;
+  if (!options.problems.empty()) fp8.set = options.problems;
+  fp8.seed = options.seed, fp8.threads = options.threads;
+  fp8.list = options.list, fp8.json = options.json, fp8.quiet = options.quiet;
+  return run_fp8_parity(fp8);
+}
+
 int run_parity(const parity_options& options) {
   if (options.op == "attention-selected") return run_selected(options);
-  if (options.op != "attention") throw std::runtime_error(fmt::format("--op \"{}\": attention or attention-selected is wanted", options.op));
+  if (options.op == "fp8-quantize" || options.op == "fp8-gemm") return run_fp8(options);
+  if (options.op != "attention")
+    throw std::runtime_error(fmt::format("--op \"{}\": attention, attention-selected, fp8-quantize or fp8-gemm is wanted", options.op));
   refuse(options.context != 0, "a context", options.op);
   refuse(options.queries != 0, "--queries", options.op);
   refuse(options.samples != 0, "--samples", options.op);
@@ -233,7 +253,7 @@ int run_parity(const parity_options& options) {
 void add_parity(CLI::App& app, int& status) {
   const auto options = std::make_shared<parity_options>();
   CLI::App& command = *app.add_subcommand("parity", "Compare the library with fp64 on files of problems, and time it");
-  command.add_option("--op", options->op, "the operation: attention (default), attention-selected")->type_name("NAME");
+  command.add_option("--op", options->op, "the operation: attention (default), attention-selected, fp8-quantize, fp8-gemm")->type_name("NAME");
   command.add_option("context", options->context, "attention-selected: cells of the context; default: 1500, 2100, 8192, 32768, 131072")->check(CLI::PositiveNumber);
   command.add_option("queries,--queries", options->queries, "attention-selected: how many queries; default: 2048, on the CPU 256")->check(CLI::PositiveNumber);
   command.add_option("--samples", options->samples, "attention-selected: queries that are compared with fp64; default: 16")->check(CLI::PositiveNumber);

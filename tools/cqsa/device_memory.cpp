@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
+#include <vector>
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -76,6 +77,9 @@ class cuda_memory final : public device_memory {
   void download(void* to, const void* from, uint64_t bytes) override {
     call(to_host_(to, reinterpret_cast<uint64_t>(from), bytes), "cuMemcpyDtoH");
   }
+  void copy(void* to, const void* from, uint64_t bytes) override {
+    call(on_device_(reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from), bytes, stream_), "cuMemcpyDtoDAsync");
+  }
   void* stream() override { return stream_; }
   void wait() override { call(synchronize_(stream_), "cuStreamSynchronize"); }
 
@@ -96,6 +100,7 @@ class cuda_memory final : public device_memory {
     driver.find(host_free_, "cuMemFreeHost");
     driver.find(to_device_, "cuMemcpyHtoD_v2");
     driver.find(to_host_, "cuMemcpyDtoH_v2");
+    driver.find(on_device_, "cuMemcpyDtoDAsync_v2");
   }
   void call(int status, const char* function) const {
     if (status == 0) return;
@@ -118,6 +123,7 @@ class cuda_memory final : public device_memory {
   int (*host_free_)(void*);
   int (*to_device_)(uint64_t, const void*, std::size_t);
   int (*to_host_)(void*, uint64_t, std::size_t);
+  int (*on_device_)(uint64_t, uint64_t, std::size_t, void*);
   void *context_ = nullptr, *stream_ = nullptr;
 };
 
@@ -152,6 +158,11 @@ class fake_memory final : public device_memory {
   void release(void* memory, bool pinned) noexcept override { (pinned ? pinned_free_ : free_)(memory); }
   void upload(void* to, const void* from, uint64_t bytes) override { write_(to, from, bytes); }
   void download(void* to, const void* from, uint64_t bytes) override { read_(to, from, bytes); }
+  void copy(void* to, const void* from, uint64_t bytes) override {
+    std::vector<std::byte> between(bytes);
+    read_(between.data(), from, bytes);
+    write_(to, between.data(), bytes);
+  }
   void* stream() override { return stream_; }
   void wait() override {
     if (stream_) wait_(stream_);

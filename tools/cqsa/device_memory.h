@@ -23,6 +23,7 @@ class device_memory {
   virtual void release(void* memory, bool pinned) noexcept = 0;
   virtual void upload(void* to, const void* from, uint64_t bytes) = 0;
   virtual void download(void* to, const void* from, uint64_t bytes) = 0;
+  virtual void copy(void* to, const void* from, uint64_t bytes) = 0;  // within the device, queued on stream()
   virtual void* stream() = 0;  // for the library; work on it is done after wait()
   virtual void wait() = 0;
 };

@@ -32,6 +32,8 @@ constexpr element_type kTypes[] = {
     {CQSA_DTYPE_NONE, "u16", "U16", nullptr, 2},
     {CQSA_DTYPE_NONE, "i16", "I16", nullptr, 2},
     {CQSA_DTYPE_NONE, "e8m0fnu", "F8_E8M0", nullptr, 1},
+    {CQSA_DTYPE_NONE, "e4m3fnuz", "F8_E4M3FNUZ", nullptr, 1},
+    {CQSA_DTYPE_NONE, "e5m2fnuz", "F8_E5M2FNUZ", nullptr, 1},
 };
 
 // 2^exponent: what ldexp(1, exponent) is, without the call. Millions of operands are made of it.

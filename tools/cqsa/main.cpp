@@ -40,7 +40,7 @@ int report(std::string message, int status) {
 
 // Asked first: the parser would look for a known command behind an unknown one.
 bool is_command(const std::string& word) {
-  return word == "doctor" || word == "plan" || word == "attention" || word == "bench" || word == "parity";
+  return word == "doctor" || word == "plan" || word == "attention" || word == "bench" || word == "parity" || word == "quantize";
 }
 
 int run(int argc, char** argv) {
@@ -48,13 +48,14 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", fmt::format("cqsa {}", cqsa_version_string()));
   app.require_subcommand(1);
   if (argc > 1 && argv[1][0] != '-' && !is_command(argv[1]))
-    return report(fmt::format("unknown command '{}', wanted doctor, plan, attention, bench or parity", argv[1]), kExitError);
-  if (argc > 2 && std::string(argv[1]) == "bench" && argv[2][0] != '-' && argv[2] != std::string("attention"))
-    return report(fmt::format("bench cannot time '{}', wanted attention", argv[2]), kExitError);
+    return report(fmt::format("unknown command '{}', wanted doctor, plan, attention, quantize, bench or parity", argv[1]), kExitError);
+  if (argc > 2 && std::string(argv[1]) == "bench" && argv[2][0] != '-' && argv[2] != std::string("attention") && argv[2] != std::string("fp8"))
+    return report(fmt::format("bench cannot time '{}', wanted attention or fp8", argv[2]), kExitError);
   int status = kExitOk;
   add_doctor(app, status);
   add_plan(app, status);
   add_attention(app, status);
+  add_quantize(app, status);
   add_bench(app, status);
   add_parity(app, status);
   try {

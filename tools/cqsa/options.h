@@ -25,6 +25,7 @@ void add_plan(CLI::App& app, int& status);
 void add_attention(CLI::App& app, int& status);
 void add_bench(CLI::App& app, int& status);
 void add_parity(CLI::App& app, int& status);
+void add_quantize(CLI::App& app, int& status);
 
 constexpr int kExitOk = 0;
 constexpr int kExitError = 1;

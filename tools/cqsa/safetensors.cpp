@@ -158,12 +158,23 @@ std::vector<file_array> read_safetensors(std::span<const std::byte> file, const 
   return arrays;
 }
 
-std::string safetensors_header(const std::vector<output_array>& arrays) {
+std::map<std::string, std::string> safetensors_metadata(std::span<const std::byte> file, const std::string& path) {
+  std::map<std::string, std::string> out;
+  const json header = parse_header(header_bytes(file, path), path);
+  const auto found = header.find("__metadata__");
+  if (found == header.end() || !found->is_object()) return out;
+  for (const auto& [key, value] : found->items())
+    if (value.is_string()) out[key] = value.get<std::string>();
+  return out;
+}
+
+std::string safetensors_header(const std::vector<output_array>& arrays, const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header;
-  header["__metadata__"] = {{"made_by", fmt::format("cqsa {}", cqsa_version_string())}};
+  for (const auto& [key, value] : metadata) header["__metadata__"][key] = value;
+  header["__metadata__"]["made_by"] = fmt::format("cqsa {}", cqsa_version_string());
   int64_t offset = 0;
   for (const output_array& array : arrays) {
-    const element_type& type = type_of(array.dtype);
+    const element_type& type = array.type ? *array.type : type_of(array.dtype);
     const int64_t end = offset + byte_count(array.shape, type.bytes, array.name);
     header[array.name] = {{"dtype", type.safetensors}, {"shape", array.shape}, {"data_offsets", {offset, end}}};
     offset = end;

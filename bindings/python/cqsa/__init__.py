@@ -20,6 +20,19 @@ from ._errors import (
     CqsaRuntimeError,
     CqsaValueError,
 )
+from ._fp8 import (
+    Quantized,
+    fp8_amax,
+    fp8_dequantize,
+    fp8_quantize,
+    fp8_quantize_many,
+    fp8_requantize,
+    fp8_scale_from_amax,
+    fp8_scale_relayout,
+    fp8_transpose,
+)
+from ._fp8_gemm import fp8_gemm, fp8_gemm_explain
+from ._fp8_ring import Ring, RingInfo, fp8_ring_fold, fp8_ring_staged
 from ._kv import hadamard, kv_append, kv_gather
 from ._patch import patch_torch_sdpa, unpatch_torch_sdpa
 from ._place import Placement, place
@@ -37,6 +50,9 @@ __all__ = [
     "CqsaValueError",
     "Placement",
     "Plan",
+    "Quantized",
+    "Ring",
+    "RingInfo",
     "Tensor",
     "__version__",
     "attention",
@@ -45,6 +61,18 @@ __all__ = [
     "attention_selected",
     "backends",
     "doctor",
+    "fp8_amax",
+    "fp8_dequantize",
+    "fp8_gemm",
+    "fp8_gemm_explain",
+    "fp8_quantize",
+    "fp8_quantize_many",
+    "fp8_requantize",
+    "fp8_ring_fold",
+    "fp8_ring_staged",
+    "fp8_scale_from_amax",
+    "fp8_scale_relayout",
+    "fp8_transpose",
     "hadamard",
     "kv_append",
     "kv_gather",

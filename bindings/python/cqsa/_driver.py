@@ -36,6 +36,8 @@ _FUNCTIONS: Dict[str, Any] = {
     "cuPointerGetAttribute": [c_void_p, c_int, c_uint64],
     "cuMemAlloc_v2": [c_void_p, c_size_t],
     "cuMemFree_v2": [c_uint64],
+    "cuMemcpyDtoH_v2": [c_void_p, c_uint64, c_size_t],
+    "cuMemcpyHtoD_v2": [c_uint64, c_void_p, c_size_t],
     "cuGetErrorString": [c_int, c_void_p],
 }
 
@@ -99,6 +101,27 @@ class Cuda:
         with self._current(device):
             self._call("cuStreamIsCapturing", stream, byref(state))
         return state.value != 0
+
+    def capture_id(self, device: int, stream: int) -> int:
+        """The number of the graph that is being recorded from the stream, 0 for none."""
+        if not self.is_capturing(device, stream):
+            return 0
+        ask = getattr(self._library, "cuStreamGetCaptureInfo_v2", None)  # since CUDA 11.3
+        state, number = c_int(0), c_uint64(0)
+        with self._current(device):
+            status = 0 if ask is None else ask(c_void_p(stream), byref(state), byref(number), None, None, None)
+        return number.value if not status and number.value else 1
+
+    def read(self, device: int, address: int, size: int) -> bytes:
+        """What is in memory of the device; the work that writes it has ended."""
+        buffer = ctypes.create_string_buffer(max(size, 1))
+        with self._current(device):
+            self._call("cuMemcpyDtoH_v2", buffer, address, size)
+        return buffer.raw[:size]
+
+    def write(self, device: int, address: int, data: bytes) -> None:
+        with self._current(device):
+            self._call("cuMemcpyHtoD_v2", address, data, len(data))
 
     def device_of(self, address: int) -> int:
         """The device that memory belongs to; 0 for memory that is not the driver's."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any, Dict, List, Optional, Tuple, Type
 
 from ._errors import CqsaLibraryError, error_for
@@ -38,7 +38,10 @@ DTYPE_F64 = 0x00014002
 DTYPE_BF16 = 0x00011004
 DTYPE_BOOL = 0x00010806
 DTYPE_E4M3FN = 0x0001080A
+DTYPE_E4M3FNUZ = 0x0001080B
 DTYPE_E5M2 = 0x0001080C
+DTYPE_E5M2FNUZ = 0x0001080D
+DTYPE_E8M0FNU = 0x0001080E
 
 DEVICE_CPU = 1
 DEVICE_CUDA = 2
@@ -60,6 +63,17 @@ ATTENTION_WINDOW = 1 << 0
 ATTENTION_BATCH_INVARIANT = 1 << 9
 SELECTED_CHECK = 1 << 0
 ATTENTION_DETERMINISTIC = 1 << 10
+
+FP8_CURRENT, FP8_STATIC, FP8_RING = 0, 1, 2
+FP8_SCALES: Tuple[str, ...] = ("strided", "packed", "tiled")
+FP8_NAN: Tuple[str, ...] = ("propagate", "ignore")
+FP8_RINGS: Tuple[str, ...] = ("max", "most_recent")
+FP8_ACCUMULATE: Dict[str, int] = {"promote": 0, "fast": 1}
+FP8_PROVIDERS: Tuple[str, ...] = ("auto", "own", "vendor")
+FP8_POW2 = 1 << 0
+FP8_NO_SATURATE = 1 << 1
+FP8_RING_STAGE = 1 << 2
+FP8_SILU = 1 << 3
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Structs, field by field as in the header. Pointers to tensors are plain addresses here: faster to fill.
@@ -171,6 +185,61 @@ class KvArgs(ctypes.Structure):
     ]
 
 
+class Fp8Ring(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("state", c_void_p), ("bytes", c_uint64), ("hist_len", c_int32),
+        ("format", c_int32), ("margin", c_int32), ("algorithm", c_int32),
+    ]
+
+
+class Fp8RingInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("index", c_int32), ("refused", c_int32), ("staged", c_float),
+        ("scale", c_float), ("scale_inv", c_float), ("reserved", c_float),
+    ]
+
+
+class Fp8Side(ctypes.Structure):
+    _fields_ = [
+        ("out", c_void_p), ("scale_in", c_void_p), ("scale", c_void_p), ("scale_inv", c_void_p), ("block", c_int64 * 2),
+        ("scale_layout", c_int32), ("reserved", c_int32),
+    ]
+
+
+class Fp8QuantizeArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("x", c_void_p), ("x_scale_inv", c_void_p), ("x_block", c_int64 * 2),
+        ("up", c_void_p), ("row", Fp8Side), ("transposed", Fp8Side), ("source", c_int32), ("nan_policy", c_int32),
+        ("margin", c_int32), ("eps", c_float), ("amax_limit", c_float), ("reserved", c_float), ("ring", c_void_p),
+        ("groups", c_void_p), ("rng", c_void_p), ("skip", c_void_p), ("amax", c_void_p), ("column_sum", c_void_p),
+        ("counters", c_void_p), ("workspace", c_void_p), ("workspace_bytes", c_uint64),
+    ]
+
+
+class Fp8ScaleArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("amax", c_void_p), ("scale", c_void_p), ("scale_inv", c_void_p),
+        ("format", c_int32), ("scale_layout", c_int32), ("margin", c_int32), ("eps", c_float), ("amax_limit", c_float),
+        ("reserved", c_float),
+    ]
+
+
+class Fp8DequantizeArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("codes", c_void_p), ("scale_inv", c_void_p), ("groups", c_void_p),
+        ("out", c_void_p), ("block", c_int64 * 2), ("scale_layout", c_int32), ("reserved", c_int32),
+    ]
+
+
+class Fp8GemmArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("a", c_void_p), ("b", c_void_p), ("scale_inv_a", c_void_p),
+        ("scale_inv_b", c_void_p), ("block_a", c_int64 * 2), ("block_b", c_int64 * 2), ("c", c_void_p), ("bias", c_void_p),
+        ("d", c_void_p), ("d_scale", c_void_p), ("d_amax", c_void_p), ("alpha", c_double), ("beta", c_double),
+        ("accumulate", c_int32), ("provider", c_int32), ("workspace", c_void_p), ("workspace_bytes", c_uint64),
+    ]
+
+
 STRUCTS: Dict[str, Type[ctypes.Structure]] = {
     "cqsa_tensor": Tensor,
     "cqsa_allocator": Allocator,
@@ -183,6 +252,13 @@ STRUCTS: Dict[str, Type[ctypes.Structure]] = {
     "cqsa_attention_merge_args": MergeArgs,
     "cqsa_attention_selected_args": SelectedArgs,
     "cqsa_kv_args": KvArgs,
+    "cqsa_fp8_ring": Fp8Ring,
+    "cqsa_fp8_ring_info": Fp8RingInfo,
+    "cqsa_fp8_side": Fp8Side,
+    "cqsa_fp8_quantize_args": Fp8QuantizeArgs,
+    "cqsa_fp8_scale_args": Fp8ScaleArgs,
+    "cqsa_fp8_dequantize_args": Fp8DequantizeArgs,
+    "cqsa_fp8_gemm_args": Fp8GemmArgs,
 }
 
 PROGRESS_FN = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64)
@@ -236,6 +312,29 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "cqsa_kv_append": (c_int32, [c_void_p, POINTER(KvArgs), c_void_p]),
     "cqsa_kv_gather": (c_int32, [c_void_p, POINTER(KvArgs), c_void_p]),
     "cqsa_hadamard": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "cqsa_fp8_ring_struct_init": _INIT,
+    "cqsa_fp8_ring_bytes": (c_int32, [POINTER(Fp8Ring), _LENGTH]),
+    "cqsa_fp8_ring_init": (c_int32, [c_void_p, POINTER(Fp8Ring), c_float, c_void_p]),
+    "cqsa_fp8_ring_fold": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]),
+    "cqsa_fp8_ring_staged": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p]),
+    "cqsa_fp8_ring_info_init": _INIT,
+    "cqsa_fp8_ring_read": (c_int32, [c_void_p, POINTER(Fp8Ring), POINTER(Fp8RingInfo), c_void_p, c_void_p]),
+    "cqsa_fp8_quantize_args_init": _INIT,
+    "cqsa_fp8_quantize": (c_int32, [c_void_p, POINTER(Fp8QuantizeArgs), c_void_p]),
+    "cqsa_fp8_quantize_many": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p]),
+    "cqsa_fp8_quantize_workspace": (c_int32, [c_void_p, c_void_p, c_int64, _LENGTH]),
+    "cqsa_fp8_workspace_init": (c_int32, [c_void_p, c_void_p, c_uint64, c_void_p]),
+    "cqsa_fp8_amax": (c_int32, [c_void_p, c_void_p, POINTER(c_int64), c_int32, c_void_p, c_void_p, c_uint64, c_void_p]),
+    "cqsa_fp8_scale_args_init": _INIT,
+    "cqsa_fp8_scale_from_amax": (c_int32, [c_void_p, POINTER(Fp8ScaleArgs), c_void_p]),
+    "cqsa_fp8_scale_relayout": (c_int32, [c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_int64, c_int64, c_void_p]),
+    "cqsa_fp8_dequantize_args_init": _INIT,
+    "cqsa_fp8_dequantize": (c_int32, [c_void_p, POINTER(Fp8DequantizeArgs), c_void_p]),
+    "cqsa_fp8_transpose": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "cqsa_fp8_gemm_args_init": _INIT,
+    "cqsa_fp8_gemm": (c_int32, [c_void_p, POINTER(Fp8GemmArgs), c_void_p]),
+    "cqsa_fp8_gemm_workspace": (c_int32, [c_void_p, POINTER(Fp8GemmArgs), _LENGTH]),
+    "cqsa_fp8_gemm_explain": (c_int32, [c_void_p, POINTER(Fp8GemmArgs), c_void_p, c_uint64, _LENGTH]),
 }
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -105,6 +105,19 @@ class Queue:
     def is_captured(self) -> bool:
         return _torch.is_tensor(self.lead) and _torch.is_capturing()
 
+    def capture(self) -> int:
+        """What tells the recording of one graph from that of another; 0 while the stream is not captured."""
+        if self.handle in (0, 1) or self._home is not None and _torch.is_tensor(self.lead) and not _torch.is_capturing():
+            return 0
+        driver = _driver.of(self.device[0])
+        return int(self.is_captured()) if driver is None else driver.capture_id(self.device[1], self.handle)
+
+    def wait(self) -> None:
+        """Until what is queued has ended."""
+        driver = _driver.of(self.device[0])
+        if driver is not None:
+            driver.synchronize(self.device[1], self.handle)
+
     def converted(self, values: Any, dtype: str, name: str) -> Any:
         """A small operand on the device, compact and of the type that the library wants."""
         own = _torch.is_tensor(values) or _cupy.is_array(values)

@@ -107,10 +107,18 @@ def converted(values: Any, dtype: str, device: int) -> Any:
 
 
 def empty_like(tensor: Any, shape: Tuple[int, ...], code: Optional[int]) -> Any:
-    """A new tensor on the same device, of the same type or of float32 or float64."""
+    """A new tensor on the same device, of the same or of another type."""
     torch = sys.modules["torch"]
-    dtype = tensor.dtype if code is None else torch.float64 if code == _ffi.DTYPE_F64 else torch.float32
-    return torch.empty(shape, dtype=dtype, device=tensor.device)
+    return torch.empty(shape, dtype=tensor.dtype if code is None else type_of(code), device=tensor.device)
+
+
+def type_of(code: int) -> Any:
+    """torch's dtype; uint8 for one that this torch does not have."""
+    torch = sys.modules["torch"]
+    return getattr(torch, _names[code], torch.uint8)
+
+
+_names = {code: name for name, code in CODES.items()}
 
 
 def increment_of(torch: Any) -> Any:

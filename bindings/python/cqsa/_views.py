@@ -24,7 +24,8 @@ CODES: Dict[str, int] = {
     "bool": _ffi.DTYPE_BOOL, "int8": _ffi.DTYPE_I8, "int16": 0x00011000, "int32": _ffi.DTYPE_I32, "int64": _ffi.DTYPE_I64,
     "uint8": BITS_8, "uint16": BITS_16, "uint32": 0x00012001, "uint64": 0x00014001,
     "float16": _ffi.DTYPE_F16, "float32": _ffi.DTYPE_F32, "float64": _ffi.DTYPE_F64, "bfloat16": _ffi.DTYPE_BF16,
-    "float8_e4m3fn": _ffi.DTYPE_E4M3FN, "float8_e5m2": _ffi.DTYPE_E5M2,
+    "float8_e4m3fn": _ffi.DTYPE_E4M3FN, "float8_e5m2": _ffi.DTYPE_E5M2, "float8_e4m3fnuz": _ffi.DTYPE_E4M3FNUZ,
+    "float8_e5m2fnuz": _ffi.DTYPE_E5M2FNUZ, "float8_e8m0fnu": _ffi.DTYPE_E8M0FNU,
 }
 _NAMES = {code: name for name, code in CODES.items()}
 _NUMPY_HAS = {code for name, code in CODES.items() if name != "bfloat16" and not name.startswith("float8")}
@@ -101,6 +102,10 @@ class View:
             return self
         strides = None if self.strides is None else (0,) * more + self.strides
         return self._with((1,) * more + self.shape, strides)
+
+    def with_axes(self, shape: Tuple[int, ...], strides: Optional[Tuple[int, ...]]) -> View:
+        """The same memory with other axes."""
+        return self._with(shape, strides)
 
     def _with(self, shape: Tuple[int, ...], strides: Optional[Tuple[int, ...]]) -> View:
         return View(self.address, shape, strides, self.code, self.itemsize, self.writable, self.owner, self.device, self.borrowed)
