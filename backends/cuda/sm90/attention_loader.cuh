@@ -202,13 +202,6 @@ template <class S> CQSA_DEVICE void load_block(const params& p, const tile_memor
 
 // ---------------------------------------------------------------------------------------- values that are NaN or Inf
 
-template <int Kind> constexpr uint32_t exponent_mask = Kind == kind_f16 ? 0x7c007c00u : 0x7f807f80u;
-
-// Whether one of two halves is NaN or Inf: adding one to an exponent of all ones carries into the sign.
-template <int Kind> CQSA_DEVICE bool is_wild(uint32_t two) {
-  constexpr uint32_t one = Kind == kind_f16 ? 0x04000400u : 0x00800080u;
-  return (((two & exponent_mask<Kind>) + one) & 0x80008000u) != 0;
-}
 template <int Kind> CQSA_DEVICE uint32_t without_wild(uint32_t two) {
   constexpr uint32_t half = exponent_mask<Kind> & 0xffffu;
   if ((two & half) == half) two &= 0xffff0000u;

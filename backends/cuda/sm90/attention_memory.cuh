@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention_shape.h"
+#include "backends/cuda/attention_parts.cuh"
 #include "backends/gpu/attention_block.cuh"
 #include "copy.cuh"
 

@@ -10,8 +10,6 @@
 
 namespace cqsa::gpu::sm90 {
 
-constexpr float log2_of_e = 1.4426950408889634f;
-
 // The rows of a thread: largest logit so far in natural units, and the thread's part of l.
 struct thread_rows {
   float m[2], l[2];
@@ -32,14 +30,6 @@ CQSA_DEVICE int first_row() {
   const int t = thread_now() - 128;
   return t / 128 * 64 + t / 32 % 4 * 16 + t % 32 / 4;
 }
-
-CQSA_DEVICE float quad_sum(float x) {
-  x += shuffle_xor<32>(x, 1);
-  return x + shuffle_xor<32>(x, 2);
-}
-
-// Of a row that has seen no key yet: any finite number does, since every p is 2^-inf = 0.
-CQSA_DEVICE float reference_of(float m) { return product_f32(m == -infinity() ? 0.0f : m, log2_of_e); }
 
 struct key_span {
   int begin;
@@ -74,13 +64,6 @@ template <class S> CQSA_DEVICE void hide_logits(const params& p, const key_tile&
   if (t.flags >> gone_from) hide_gone<S>(t, s);
 }
 
-// tanh to 3e-7: near 0 by its series, elsewhere by 2^x.
-CQSA_DEVICE float tanh_fast(float x) {
-  const float square = x * x;
-  const float series = x * fma_f32(square, fma_f32(square, fma_f32(square, -17.0f / 315.0f, 2.0f / 15.0f), -1.0f / 3.0f), 1.0f);
-  const float other = 1.0f - 2.0f * reciprocal_f32(1.0f + exp2_f32(x * (2.0f * log2_of_e)));
-  return square < 0.04f ? series : other;
-}
 template <class S> CQSA_DEVICE void cap_logits(const attention_params& p, float (&s)[S::keys / 2]) {
   const float factor = p.softmax_scale / p.softcap;
 #pragma unroll
