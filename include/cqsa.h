@@ -866,7 +866,7 @@ enum {
 /* History of the amaxes of a tensor, in memory of the caller on the context's device: delayed scaling. After each call
  *     history[index] = amax;  index = (index + 1) % hist_len;  scale from max(history), or from amax with MOST_RECENT
  * and that scale serves the next call. It advances on the device, so a captured call goes on with every replay. An amax that is not finite
- * is not stored: the scale stays, the index too, and `refused` counts. Where max(history) is 0 the scale stays. Calls on one ring must
+ * is not stored: the scale stays, the index too, and `refused` counts. Where max(history), or amax with MOST_RECENT, is 0 the scale stays. Calls on one ring must
  * follow each other (one stream); different rings are independent.
  *   This struct says what the memory is; it begins with the same numbers, and a call that finds others there leaves everything as it is: on the
  * CPU backend with CQSA_ERROR_INVALID_ARGUMENT, on a device by counters[3]. The memory may be copied, saved and restored as it is. */
@@ -904,7 +904,8 @@ typedef struct cqsa_fp8_ring_info {
   int32_t index;    /* of the next amax in history */
   int32_t refused;  /* amaxes that were not finite, since the beginning */
   float staged;     /* largest staged amax; 0: none */
-  float scale, scale_inv; /* for the next call */
+  float scale;      /* for the next call .. */
+  float scale_inv;  /* .. and its reciprocal */
   float reserved;
 } cqsa_fp8_ring_info;
 #define CQSA_FP8_RING_INFO_INIT { sizeof(cqsa_fp8_ring_info), 0, 0, 0, 0.0f, 0.0f, 0.0f, 0.0f }
@@ -982,7 +983,8 @@ CQSA_API cqsa_status cqsa_fp8_quantize_workspace(const cqsa_context *context, co
 CQSA_API cqsa_status cqsa_fp8_workspace_init(cqsa_context *context, void *workspace, uint64_t bytes, void *stream);
 
 /* amax_out: F32 strided [block rows, block columns] of blocks block[2], the largest |x| of each by nan_policy. x: F32, F16, BF16, 2 or 3 axes. workspace: NULL, or
- * as for cqsa_fp8_quantize_workspace() of {x, amax}. stream, errors and thread class: as cqsa_fp8_quantize(). Since 0.1. */
+ * as for cqsa_fp8_quantize_workspace() of args with x, row.block = block and no output. stream and errors: as cqsa_fp8_quantize(). Thread class: const
+ * (context), each call with its own workspace. Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_amax(cqsa_context *context, const cqsa_tensor *x, const int64_t *block, int32_t nan_policy, const cqsa_tensor *amax_out, void *workspace,
                                    uint64_t workspace_bytes, void *stream);
 
@@ -995,17 +997,18 @@ typedef struct cqsa_fp8_scale_args {
   cqsa_dtype format;         /* of the codes */
   int32_t scale_layout;      /* CQSA_FP8_SCALES_* */
   int32_t margin;
-  float eps, amax_limit;
+  float eps;
+  float amax_limit;
   float reserved;
 } cqsa_fp8_scale_args;
 #define CQSA_FP8_SCALE_ARGS_INIT { sizeof(cqsa_fp8_scale_args), 0, 0, 0, 0, 0, 0, 0, 0.0f, 0.0f, 0.0f }
 /* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
 CQSA_API void cqsa_fp8_scale_args_init(cqsa_fp8_scale_args *args, uint64_t size);
-/* The scales that belong to amaxes, by the rule above. stream, errors and thread class: as cqsa_fp8_quantize(). Since 0.1. */
+/* The scales that belong to amaxes, by the rule above. stream and errors: as cqsa_fp8_quantize(). Thread class: const (context). Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_scale_from_amax(cqsa_context *context, const cqsa_fp8_scale_args *args, void *stream);
 
-/* Scales [block_rows, block_columns] from one layout or type to another; F32 values that are not powers of two become the next larger one as E8M0. stream, errors and
- * thread class: as cqsa_fp8_quantize(). Since 0.1. */
+/* Scales [block_rows, block_columns] from one layout or type to another; F32 values that are not powers of two become the next larger one as E8M0. stream and
+ * errors: as cqsa_fp8_quantize(). Thread class: const (context). Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_scale_relayout(cqsa_context *context, const cqsa_tensor *scales, int32_t layout, const cqsa_tensor *scales_out, int32_t layout_out,
                                              int64_t block_rows, int64_t block_columns, void *stream);
 
@@ -1015,7 +1018,7 @@ typedef struct cqsa_fp8_dequantize_args {
   const cqsa_tensor *codes;     /* any of the four formats, [rows, cols] or [batch, rows, cols], any strides (transposed codes are such a view) */
   const cqsa_tensor *scale_inv; /* of blocks of codes */
   const cqsa_tensor *groups;    /* as in cqsa_fp8_quantize_args; rows past the last are left as they are */
-  const cqsa_tensor *out;       /* output, F32, F16, BF16, shape of codes: f32(code) * scale_inv, rounded once */
+  const cqsa_tensor *out;       /* output, F32, F16, BF16, shape of codes: f32(code) * scale_inv in f32, then rounded to out's type */
   int64_t block[2];
   int32_t scale_layout;         /* CQSA_FP8_SCALES_* */
   int32_t reserved;
@@ -1023,11 +1026,11 @@ typedef struct cqsa_fp8_dequantize_args {
 #define CQSA_FP8_DEQUANTIZE_ARGS_INIT { sizeof(cqsa_fp8_dequantize_args), 0, 0, 0, 0, 0, { 0, 0 }, 0, 0 }
 /* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
 CQSA_API void cqsa_fp8_dequantize_args_init(cqsa_fp8_dequantize_args *args, uint64_t size);
-/* Codes back to numbers. stream, errors and thread class: as cqsa_fp8_quantize(). Since 0.1. */
+/* Codes back to numbers. stream and errors: as cqsa_fp8_quantize(). Thread class: const (context). Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_dequantize(cqsa_context *context, const cqsa_fp8_dequantize_args *args, void *stream);
 
-/* out[j, i] = x[i, j] for tensors of one-byte elements of one type, [rows, cols] and [cols, rows]. stream, errors and thread class: as
- * cqsa_fp8_quantize(). Since 0.1. */
+/* out[j, i] = x[i, j] for tensors of one-byte elements of one type, [rows, cols] and [cols, rows]. stream and errors: as
+ * cqsa_fp8_quantize(). Thread class: const (context). Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_transpose(cqsa_context *context, const cqsa_tensor *x, const cqsa_tensor *out, void *stream);
 
 /* ================================================================================================================
@@ -1052,7 +1055,8 @@ typedef struct cqsa_fp8_gemm_args {
   const cqsa_tensor *scale_inv_a; /* F32 strided, or NULL for 1: of blocks block_a of a: {0, 0}, {1, 0} (each row), {1, 128}. With a batch three axes,
                                    * the first of size batch or 1, unless it is one scale for all */
   const cqsa_tensor *scale_inv_b; /* of blocks block_b of b: {0, 0}, {1, 0} (each n), {1, 128}, {128, 128} */
-  int64_t block_a[2], block_b[2];
+  int64_t block_a[2];
+  int64_t block_b[2];
   const cqsa_tensor *c;           /* d's shape, F32, F16, BF16; NULL exactly when beta is 0. May be exactly d */
   const cqsa_tensor *bias;        /* F32, F16, BF16 [n], or NULL */
   const cqsa_tensor *d;           /* output, F32, F16, BF16, or a format: then codes of d * d_scale, saturated */
@@ -1081,7 +1085,8 @@ CQSA_API void cqsa_fp8_gemm_args_init(cqsa_fp8_gemm_args *args, uint64_t size);
  * STRIDES, OVERLAP, INVALID_ARGUMENT, UNKNOWN_FLAG, UNSUPPORTED (with a provider asked for), WORKSPACE, OUT_OF_*, CALLBACK, RUNTIME, CAPTURE_UNSAFE. Thread class:
  * const (context), each call with its own workspace. Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_gemm(cqsa_context *context, const cqsa_fp8_gemm_args *args, void *stream);
-/* Bytes of workspace for it, as cqsa_fp8_quantize_workspace(); cqsa_fp8_workspace_init() prepares it. Errors: as above. Thread class: const. Since 0.1. */
+/* Bytes of workspace for it, as cqsa_fp8_quantize_workspace(); cqsa_fp8_workspace_init() prepares it. What is aligned otherwise may go to another implementation,
+ * so the addresses of a, b, c and d count too where they are given. Errors: as above. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_gemm_workspace(const cqsa_context *context, const cqsa_fp8_gemm_args *args, uint64_t *bytes_out);
 /* Which implementation runs it, and why each earlier one declined: text of several lines, the first "impl=NAME". Errors: as above. Thread class: const.
  * Since 0.1. */

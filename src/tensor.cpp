@@ -21,6 +21,7 @@ constexpr dtype_row dtype_rows[] = {
     {CQSA_DTYPE_F64, 64, "f64"},      {CQSA_DTYPE_I8, 8, "i8"},     {CQSA_DTYPE_I32, 32, "i32"},
     {CQSA_DTYPE_I64, 64, "i64"},      {CQSA_DTYPE_U8, 8, "u8"},     {CQSA_DTYPE_BOOL, 8, "bool"},
     {CQSA_DTYPE_E4M3FN, 8, "e4m3fn"}, {CQSA_DTYPE_E5M2, 8, "e5m2"},
+    {CQSA_DTYPE_E4M3FNUZ, 8, "e4m3fnuz"}, {CQSA_DTYPE_E5M2FNUZ, 8, "e5m2fnuz"}, {CQSA_DTYPE_E8M0FNU, 8, "e8m0fnu"},
 };
 
 const dtype_row* find_dtype(cqsa_dtype dtype) {

@@ -3,6 +3,7 @@
 #include "attention_job.h"
 #include "selected_job.h"
 #include "kv_job.h"
+#include "fp8_job.h"
 
 #include "dtype.h"
 
@@ -217,6 +218,14 @@ cqsa_backend_v1 make_backend() {
   b.kv_append = kv_append;
   b.kv_gather = kv_gather;
   b.hadamard = hadamard;
+  b.fp8_quantize_workspace = fp8_quantize_workspace;
+  b.fp8_quantize = fp8_quantize;
+  b.fp8_workspace_init = fp8_workspace_init;
+  b.fp8_dequantize = fp8_dequantize;
+  b.fp8_scale = fp8_scale;
+  b.fp8_transpose = fp8_transpose;
+  b.fp8_rings = fp8_rings;
+  b.fp8_gemm = fp8_gemm_impls(&b.num_fp8_gemm);
   return b;
 }
 

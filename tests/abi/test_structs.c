@@ -115,6 +115,77 @@ static cqsa_status call_selected_workspace(void *memory) {
 static cqsa_status call_kv_append(void *memory) { return cqsa_kv_append(context, memory, NULL); }
 static cqsa_status call_kv_gather(void *memory) { return cqsa_kv_gather(context, memory, NULL); }
 
+/* Four numbers to codes and back, a ring, a product of 1 x 4 and 1 x 4. */
+static int64_t codes_shape[2] = {1, 4}, product_shape[2] = {1, 1}, one[1] = {1};
+static unsigned char codes_data[4], ring_state[256];
+static float product_data[1], scale_data[1] = {1}, kept_data[4], row_kept[4];
+static cqsa_tensor matrix, codes, matrix_out, product, scale;
+static cqsa_fp8_ring ring = CQSA_FP8_RING_INIT;
+
+/* Aligned to 64. */
+static void *aligned(unsigned char *memory) { return memory + (64 - (uintptr_t)memory % 64) % 64; }
+
+static void make_fp8(void) {
+  matrix = q;
+  matrix.ndim = 2;
+  matrix.shape = codes_shape;
+  codes = matrix_out = matrix;
+  codes.data = codes_data;
+  codes.dtype = CQSA_DTYPE_E4M3FN;
+  matrix_out.data = kept_data;
+  product = matrix;
+  product.data = product_data;
+  product.shape = product_shape;
+  scale = product;
+  scale.data = scale_data;
+  scale.ndim = 1;
+  scale.shape = one;
+  ring.hist_len = 2;
+  ring.format = CQSA_DTYPE_E4M3FN;
+  ring.state = aligned(ring_state);
+  ring.bytes = sizeof ring_state - 64;
+}
+static cqsa_status call_ring_bytes(void *memory) {
+  uint64_t bytes = 0;
+  return cqsa_fp8_ring_bytes(memory, &bytes);
+}
+static cqsa_status call_ring_init(void *memory) { return cqsa_fp8_ring_init(context, memory, 0.0f, NULL); }
+static cqsa_status call_ring_fold(void *memory) { return cqsa_fp8_ring_fold(context, memory, 1, NULL, NULL); }
+static cqsa_status call_ring_staged(void *memory) { return cqsa_fp8_ring_staged(context, memory, 1, &scale, NULL); }
+static cqsa_status call_ring_read(void *memory) {
+  cqsa_fp8_ring_info info = CQSA_FP8_RING_INFO_INIT;
+  return cqsa_fp8_ring_read(context, memory, &info, NULL, NULL);
+}
+static cqsa_status call_ring_info(void *memory) { return cqsa_fp8_ring_read(context, &ring, memory, NULL, NULL); }
+static cqsa_status call_quantize_ring(void *memory) {
+  cqsa_fp8_quantize_args args = CQSA_FP8_QUANTIZE_ARGS_INIT;
+  args.x = &matrix;
+  args.row.out = &codes;
+  args.source = CQSA_FP8_RING;
+  args.ring = memory;
+  return cqsa_fp8_quantize(context, &args, NULL);
+}
+static cqsa_status call_quantize(void *memory) { return cqsa_fp8_quantize(context, memory, NULL); }
+static cqsa_status call_quantize_many(void *memory) {
+  const cqsa_fp8_quantize_args *list[1];
+  list[0] = memory;
+  return cqsa_fp8_quantize_many(context, list, 1, NULL);
+}
+static cqsa_status call_quantize_workspace(void *memory) {
+  const cqsa_fp8_quantize_args *list[1];
+  uint64_t bytes = 0;
+  list[0] = memory;
+  return cqsa_fp8_quantize_workspace(context, list, 1, &bytes);
+}
+static cqsa_status call_scale_from_amax(void *memory) { return cqsa_fp8_scale_from_amax(context, memory, NULL); }
+static cqsa_status call_dequantize(void *memory) { return cqsa_fp8_dequantize(context, memory, NULL); }
+static cqsa_status call_gemm(void *memory) { return cqsa_fp8_gemm(context, memory, NULL); }
+static cqsa_status call_gemm_workspace(void *memory) {
+  uint64_t bytes = 0;
+  return cqsa_fp8_gemm_workspace(context, memory, &bytes);
+}
+static cqsa_status call_gemm_explain(void *memory) { return cqsa_fp8_gemm_explain(context, memory, NULL, 0, NULL); }
+
 static void expect(const char *name, const char *what, call_fn call, big *memory, cqsa_status wanted) {
   cqsa_status status;
   memset(out_data, 0x5A, sizeof out_data);
@@ -191,13 +262,31 @@ int main(void) {
   cqsa_attention_merge_args merge = CQSA_ATTENTION_MERGE_ARGS_INIT;
   cqsa_attention_selected_args selected = CQSA_ATTENTION_SELECTED_ARGS_INIT;
   cqsa_kv_args append = CQSA_KV_ARGS_INIT, gather = CQSA_KV_ARGS_INIT;
-  cqsa_tensor rows, cells, taken;
+  cqsa_fp8_ring_info ring_info = CQSA_FP8_RING_INFO_INIT;
+  cqsa_fp8_quantize_args quantize = CQSA_FP8_QUANTIZE_ARGS_INIT;
+  cqsa_fp8_scale_args from_amax = CQSA_FP8_SCALE_ARGS_INIT;
+  cqsa_fp8_dequantize_args dequantize = CQSA_FP8_DEQUANTIZE_ARGS_INIT;
+  cqsa_fp8_gemm_args gemm = CQSA_FP8_GEMM_ARGS_INIT;
+  cqsa_tensor rows, cells, taken, another_scale;
   int32_t zero = 0;
   cqsa_backend_info backend_info = CQSA_BACKEND_INFO_INIT;
   cqsa_run_info run_info = CQSA_RUN_INFO_INIT;
   cqsa_plan_info plan_info = CQSA_PLAN_INFO_INIT;
   make_tensors();
   make_selected(&selected);
+  make_fp8();
+  quantize.x = &matrix;
+  quantize.row.out = &codes;
+  another_scale = scale;
+  another_scale.data = row_kept;
+  from_amax.amax = &scale;
+  from_amax.scale = &another_scale;
+  from_amax.format = CQSA_DTYPE_E5M2;
+  dequantize.codes = &codes;
+  dequantize.scale_inv = &scale;
+  dequantize.out = &matrix_out;
+  gemm.a = gemm.b = &codes;
+  gemm.d = &product;
   context_params.backend = "cpu";
   merge.out_a = merge.out_b = &q;
   merge.lse_a = merge.lse_b = &lse;
@@ -237,6 +326,22 @@ int main(void) {
   CHECK(call_selected_workspace, selected, 1);
   CHECK(call_kv_append, append, 1);
   CHECK(call_kv_gather, gather, 1);
+  CHECK(call_ring_bytes, ring, 1);
+  CHECK(call_ring_init, ring, 1);
+  CHECK(call_ring_fold, ring, 1);
+  CHECK(call_ring_staged, ring, 1);
+  CHECK(call_ring_read, ring, 1);
+  CHECK(call_ring_info, ring_info, 0);
+  CHECK(call_quantize_ring, ring, 1);
+  CHECK(call_quantize, quantize, 1);
+  CHECK(call_quantize_many, quantize, 1);
+  CHECK(call_quantize_workspace, quantize, 1);
+  scale_data[0] = 1;
+  CHECK(call_scale_from_amax, from_amax, 1);
+  CHECK(call_dequantize, dequantize, 1);
+  CHECK(call_gemm, gemm, 1);
+  CHECK(call_gemm_workspace, gemm, 1);
+  CHECK(call_gemm_explain, gemm, 1);
   cqsa_plan_destroy(plan);
   cqsa_context_destroy(context);
   printf("%d failures\n", failures);

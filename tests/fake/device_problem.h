@@ -126,6 +126,9 @@ inline void encode(cqsa_dtype dtype, double x, char* to) {
     case CQSA_DTYPE_BF16: return put(cqsa::f64_to_bf16(x));
     case CQSA_DTYPE_E4M3FN: return put(cqsa::f32_to_e4m3fn(static_cast<float>(x)));
     case CQSA_DTYPE_E5M2: return put(cqsa::f32_to_e5m2(static_cast<float>(x)));
+    case CQSA_DTYPE_E4M3FNUZ: return put(cqsa::f32_to_e4m3fnuz(static_cast<float>(x)));
+    case CQSA_DTYPE_E5M2FNUZ: return put(cqsa::f32_to_e5m2fnuz(static_cast<float>(x)));
+    case CQSA_DTYPE_E8M0FNU: return put(cqsa::f32_to_e8m0fnu(static_cast<float>(x)));
     case CQSA_DTYPE_I8: return put(static_cast<int8_t>(x));
     case CQSA_DTYPE_U8: return put(static_cast<uint8_t>(x));
     case CQSA_DTYPE_I32: return put(static_cast<int32_t>(x));
@@ -145,6 +148,9 @@ inline double decode(cqsa_dtype dtype, const char* from) {
     case CQSA_DTYPE_BF16: return cqsa::bf16_to_f64(get(uint16_t{}));
     case CQSA_DTYPE_E4M3FN: return cqsa::e4m3fn_to_f32(get(uint8_t{}));
     case CQSA_DTYPE_E5M2: return cqsa::e5m2_to_f32(get(uint8_t{}));
+    case CQSA_DTYPE_E4M3FNUZ: return cqsa::e4m3fnuz_to_f32(get(uint8_t{}));
+    case CQSA_DTYPE_E5M2FNUZ: return cqsa::e5m2fnuz_to_f32(get(uint8_t{}));
+    case CQSA_DTYPE_E8M0FNU: return cqsa::e8m0fnu_to_f32(get(uint8_t{}));
     case CQSA_DTYPE_I8: return get(int8_t{});
     case CQSA_DTYPE_U8: return get(uint8_t{});
     case CQSA_DTYPE_I32: return get(int32_t{});

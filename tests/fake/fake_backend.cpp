@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "fake_fp8.h"
 #include "fake_leaf.h"
 #include "fake_memory.h"
 #include "fake_selected.h"
@@ -420,6 +421,41 @@ cqsa_status hadamard(void*, const cqsa_hadamard_leaf* leaf, const cqsa_exec*, vo
   return queue_leaf(*leaf, {leaf->x, leaf->out}, translate, cqsa_cpu_backend()->hadamard, s);
 }
 
+// ---- FP8 --------------------------------------------------------------------------------------------------------------------
+
+// prepare(work) says what is wrong, or "" with the work in hand.
+template <class Prepare>
+cqsa_status queue_fp8(const Prepare& prepare, bool is_launch, void* s) {
+  if (cqsa_status status = check_fault(); status != CQSA_OK) return status;
+  if (is_launch && device().launch.blows()) return fail(CQSA_ERROR_OUT_OF_DEVICE_MEMORY, "this launch was told to find no memory");
+  if (device().no_work) return CQSA_OK;
+  std::function<void()> work;
+  if (const std::string wrong = prepare(work); !wrong.empty()) return fail(CQSA_ERROR_RUNTIME, wrong);
+  device().launches += is_launch;
+  stream_of(s)->push(work);
+  return CQSA_OK;
+}
+
+cqsa_status fp8_quantize(void*, const cqsa_fp8_quantize_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec*, void* s) {
+  device().workspaceless += workspace == nullptr;
+  return queue_fp8([&](auto& work) { return prepare_fp8(*leaf, workspace, bytes, work); }, true, s);
+}
+cqsa_status fp8_gemm(void*, const cqsa_fp8_gemm_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec*, void* s) {
+  device().workspaceless += workspace == nullptr;
+  return queue_fp8([&](auto& work) { return prepare_fp8(*leaf, workspace, bytes, work); }, true, s);
+}
+cqsa_status fp8_workspace_init(void*, void* workspace, uint64_t bytes, void* s) {
+  return queue_fp8([&](auto& work) { return prepare_fp8_workspace(workspace, bytes, work); }, false, s);
+}
+template <class Leaf>
+cqsa_status fp8_plain(void*, const Leaf* leaf, const cqsa_exec*, void* s) {
+  return queue_fp8([&](auto& work) { return prepare_fp8(*leaf, work); }, true, s);
+}
+
+constexpr cqsa_fp8_gemm_impl fp8_gemm_impls[] = {
+    {"fake_vendor", "k of 16", CQSA_FP8_PROVIDER_VENDOR, 0, fp8_vendor_probe, fp8_gemm_workspace_of, fp8_gemm},
+    {"fake_own", "none", CQSA_FP8_PROVIDER_OWN, 0, fp8_own_probe, fp8_gemm_workspace_of, fp8_gemm}};
+
 // ---- enqueue mode -----------------------------------------------------------------------------------------------------------
 
 cqsa_status stream_query(void*, void* s, int32_t* capturing) {
@@ -502,7 +538,16 @@ constexpr cqsa_backend_v1 backend = {sizeof(cqsa_backend_v1),
                                      1,
                                      kv_append,
                                      kv_gather,
-                                     hadamard};
+                                     hadamard,
+                                     fp8_workspace_of,
+                                     fp8_quantize,
+                                     fp8_workspace_init,
+                                     fp8_plain<cqsa_fp8_dequantize_leaf>,
+                                     fp8_plain<cqsa_fp8_scale_leaf>,
+                                     fp8_plain<cqsa_fp8_transpose_leaf>,
+                                     fp8_plain<cqsa_fp8_ring_leaf>,
+                                     fp8_gemm_impls,
+                                     2};
 
 }  // namespace
 }  // namespace fake

@@ -299,9 +299,59 @@ struct session {
     passed(cqsa_attention_selected(lasting, &args, nullptr));
   }
 
+  // Blocks, types and layouts that mostly fit; groups, scales and the ring hold whatever the bytes say.
+  void fp8(bytes& in) {
+    const cqsa_dtype formats[] = {CQSA_DTYPE_E4M3FN, CQSA_DTYPE_E5M2, CQSA_DTYPE_E4M3FNUZ, CQSA_DTYPE_E5M2FNUZ};
+    const cqsa_dtype types[] = {CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16, CQSA_DTYPE_E4M3FN};
+    const int64_t blocks[][2] = {{0, 0}, {1, 0}, {0, 1}, {1, 16}, {16, 1}, {128, 128}};
+    const int64_t rows = in.upto(20), cols = in.upto(20);
+    const auto count = [](int64_t size, int64_t block) { return block == 0 ? 1 : (size + block - 1) / block; };
+    const int64_t* const block = blocks[in.byte() % 6];
+    const int64_t r = count(rows, block[0]), c = count(cols, block[1]);
+    const int layout = in.byte() % 3;
+    tensor t[8];  // x, out, transposed, scale_in, scale, scale_inv, groups, amax
+    t[0].make(in, types[in.byte() % 4], {rows, cols});
+    t[1].make(in, formats[in.byte() % 4], {rows, cols});
+    t[2].make(in, formats[in.byte() % 4], {cols, rows});
+    t[3].make(in, CQSA_DTYPE_F32, {r, c});
+    t[4].make(in, CQSA_DTYPE_F32, {r, c});
+    if (layout == 0) t[5].make(in, in.byte() % 2 ? CQSA_DTYPE_F32 : CQSA_DTYPE_U8, {r, c});
+    if (layout == 1) t[5].make(in, CQSA_DTYPE_I32, {r, (c + 3) / 4});
+    if (layout == 2) t[5].make(in, CQSA_DTYPE_E8M0FNU, {(r + 127) / 128 * ((c + 3) / 4) * 512});
+    t[6].make_index(in, CQSA_DTYPE_I32, {1 + in.upto(3)}, 1);
+    t[7].make(in, CQSA_DTYPE_F32, {1});
+    if (in.byte() % 2) t[in.byte() % 8].spoil(in);
+    for (const tensor& one : t)
+      if (!one.honest()) return;
+    cqsa_fp8_quantize_args args = CQSA_FP8_QUANTIZE_ARGS_INIT;
+    args.x = &t[0].view, args.source = in.byte() % 2, args.nan_policy = in.byte() % 2, args.flags = in.byte() % 4, args.margin = in.byte() % 9 - 4;
+    if (t[0].view.dtype == CQSA_DTYPE_E4M3FN) args.x_scale_inv = &t[3].view, args.x_block[0] = block[0], args.x_block[1] = block[1];
+    for (cqsa_fp8_side* side : {&args.row, &args.transposed}) {
+      if (in.byte() % 4 == 0) continue;
+      side->out = side == &args.row ? &t[1].view : &t[2].view, side->block[0] = block[0], side->block[1] = block[1];
+      if (args.source == CQSA_FP8_STATIC) side->scale_in = &t[3].view;
+    }
+    if (args.row.out) args.row.scale = &t[4].view, args.row.scale_inv = &t[5].view, args.row.scale_layout = layout;
+    args.amax = &t[7].view;
+    if (in.byte() % 4 == 0) args.groups = &t[6].view;
+    const cqsa_fp8_quantize_args* const list[] = {&args};
+    uint64_t bytes_needed = 0;
+    passed(cqsa_fp8_quantize_workspace(lasting, list, 1, &bytes_needed));
+    passed(cqsa_fp8_quantize(lasting, &args, nullptr));
+    cqsa_fp8_dequantize_args back = CQSA_FP8_DEQUANTIZE_ARGS_INIT;
+    back.codes = &t[1].view, back.scale_inv = &t[5].view, back.scale_layout = layout, back.out = &t[0].view, back.groups = args.groups;
+    back.block[0] = block[0], back.block[1] = block[1];
+    passed(cqsa_fp8_dequantize(lasting, &back, nullptr));
+    passed(cqsa_fp8_transpose(lasting, &t[1].view, &t[2].view, nullptr));
+    passed(cqsa_fp8_scale_relayout(lasting, &t[5].view, layout, &t[4].view, 0, r, c, nullptr));
+    cqsa_fp8_gemm_args product = CQSA_FP8_GEMM_ARGS_INIT;
+    product.a = &t[1].view, product.b = &t[2].view, product.d = &t[4].view;
+    passed(cqsa_fp8_gemm(lasting, &product, nullptr));
+  }
+
   void step(bytes& in) {
     const int at = in.byte() % num_plans;
-    switch (in.byte() % 14) {
+    switch (in.byte() % 15) {
       case 0: case 1: create(in, at, false); break;
       case 2: create(in, at, true); break;
       case 3: case 4: run(in, at, true); break;
@@ -311,6 +361,7 @@ struct session {
       case 9: plan_elsewhere(in, at); break;
       case 11: cache(in); break;
       case 12: selected(in); break;
+      case 13: fp8(in); break;
       case 10:
         if (plans[at] && lasts[at]) describe(in, plans[at]);
         break;

@@ -281,6 +281,47 @@ TEST_CASE("key-value caches allocate nothing") {
   cqsa_context_destroy(context);
 }
 
+// One tensor allocates at most its workspace, and many of them a list; a refusal of many is told in memory of its own too.
+TEST_CASE("fp8 survives every failing allocation, and one tensor with a workspace allocates nothing") {
+  cqsa_context* const context = make_context("cpu", 3);
+  REQUIRE(context);
+  constexpr int64_t rows = 200, cols = 300, count = 9;
+  std::vector<float> numbers(rows * cols, 1.5f), sums(cols);
+  std::vector<std::vector<uint8_t>> codes(count, std::vector<uint8_t>(rows * cols));
+  int64_t shape[2] = {rows, cols}, list[1] = {cols};
+  const cqsa_tensor x{numbers.data(), CQSA_DEVICE_CPU, 0, 2, CQSA_DTYPE_F32, shape, nullptr, 0}, sum{sums.data(), CQSA_DEVICE_CPU, 0, 1, CQSA_DTYPE_F32, list, nullptr, 0};
+  std::vector<cqsa_tensor> outs(count, x);
+  std::vector<cqsa_fp8_quantize_args> args(count, CQSA_FP8_QUANTIZE_ARGS_INIT);
+  std::vector<const cqsa_fp8_quantize_args*> all;
+  for (size_t i = 0; i < count; ++i) {
+    outs[i].data = codes[i].data(), outs[i].dtype = CQSA_DTYPE_E4M3FN;
+    args[i].x = &x, args[i].row.out = &outs[i], all.push_back(&args[i]);
+  }
+  args[0].column_sum = &sum;
+  CHECK(exhaust("fp8_quantize_many", [&] { return cqsa_fp8_quantize_many(context, all.data(), count, nullptr); }) >= 2);
+  exhaust("fp8_quantize", [&] { return cqsa_fp8_quantize(context, &args[0], nullptr); });
+  exhaust("fp8_gemm", [&] {
+    int64_t small[2] = {8, 64};
+    static float result[64];
+    int64_t square[2] = {8, 8};
+    const cqsa_tensor a{codes[0].data(), CQSA_DEVICE_CPU, 0, 2, CQSA_DTYPE_E4M3FN, small, nullptr, 0}, d{result, CQSA_DEVICE_CPU, 0, 2, CQSA_DTYPE_F32, square, nullptr, 0};
+    cqsa_fp8_gemm_args g = CQSA_FP8_GEMM_ARGS_INIT;
+    g.a = g.b = &a, g.d = &d;
+    return cqsa_fp8_gemm(context, &g, nullptr);
+  });
+  uint64_t bytes = 0;
+  REQUIRE(cqsa_fp8_quantize_workspace(context, all.data(), 1, &bytes) == CQSA_OK);
+  void* const memory = std::aligned_alloc(64, (bytes + 64) / 64 * 64);
+  REQUIRE(cqsa_fp8_workspace_init(context, memory, bytes, nullptr) == CQSA_OK);
+  args[0].workspace = memory, args[0].workspace_bytes = bytes;
+  failing::arm(1, true);
+  const cqsa_status status = cqsa_fp8_quantize(context, &args[0], nullptr);
+  CHECK_FALSE(failing::disarm());
+  CHECK((status == CQSA_OK && sums[cols - 1] == 1.5f * rows));
+  std::free(memory);
+  cqsa_context_destroy(context);
+}
+
 TEST_CASE("hardware as JSON survives every failing allocation") {
   exhaust("plan for another machine", [] {
     small_problem* const p = [] {
