@@ -13,7 +13,7 @@ namespace {
 constexpr uint32_t threads = 256;
 constexpr uint64_t words_at = 128;  // behind the header and the ticket
 
-enum class way { general, stream };
+enum class way { general, stream, tile, group, row, row_whole };
 
 const cqsa_fp8_output& side_of(const cqsa_fp8_job& job, int s) { return s == 0 ? job.row : job.transposed; }
 int64_t all_rows(const cqsa_fp8_job& job) { return job.batch * job.rows; }
@@ -110,23 +110,86 @@ bool streams(fp8_job& j) {
   return true;
 }
 
-way way_of(fp8_job& j) {
+bool unit_strides(const fp8_job& j) {
+  const fp8_side& r = j.side[0];
+  return j.columns <= 1 || (j.x.stride[2] == 1 && (!r.codes.data || r.codes.stride[2] == 1));
+}
+void align_rows(fp8_job& j) {
+  j.x.aligned = aligned_to(j.x.data, 16) && j.x.stride[1] * number_bytes(j.x) % 16 == 0;
+  j.side[0].codes.aligned = aligned_to(j.side[0].codes.data, 8) && j.side[0].codes.stride[1] % 8 == 0;
+  j.side[1].codes.aligned = aligned_to(j.side[1].codes.data, 16) && j.side[1].codes.stride[2] % 16 == 0;
+}
+
+// Whether a tile of 128 x 128 holds the side's scale blocks, or one scale is known.
+bool fits_tile(const fp8_job& j, const fp8_side& side, bool known, bool turned) {
+  if (!side.codes.data) return true;
+  if (!plain_format(side.format)) return false;
+  if (known && side.single) return true;
+  if (j.source != CQSA_FP8_CURRENT || side.single) return false;
+  const int64_t high = fp8_tile_size < j.rows ? fp8_tile_size : j.rows, wide = fp8_tile_size < j.columns ? fp8_tile_size : j.columns;
+  return (side.block[0] == high || (!turned && side.block[0] == 1)) && (side.block[1] == wide || (turned && side.block[1] == 1)) &&
+         (side.block[0] > 1 || !turned) && (side.block[1] > 1 || turned);
+}
+
+bool tiles(fp8_job& j, int32_t phase) {
+  if (is_special(j) || j.groups || !fold_batch(j) || !unit_strides(j)) return false;
+  const bool known = j.source != CQSA_FP8_CURRENT || phase == phase_codes;
+  if (!j.side[1].codes.data && (!j.side[0].codes.data || j.side[0].block[0] == 1)) return false;  // better in rows
+  if (j.side[1].codes.data && j.rows > 1 && j.side[1].codes.stride[1] != 1) return false;
+  if (!fits_tile(j, j.side[0], known, false) || !fits_tile(j, j.side[1], known, true)) return false;
+  align_rows(j);
+  return true;
+}
+
+// Rows with scales of this launch, alone.
+bool by_rows(fp8_job& j, way* how) {
+  const fp8_side& side = j.side[0];
+  if (is_special(j) || j.source != CQSA_FP8_CURRENT || !side.codes.data || side.single || side.block[0] != 1 || j.side[1].codes.data) return false;
+  if (!plain_format(side.format) || !fold_batch(j) || !unit_strides(j)) return false;
+  const int64_t g = side.block[1];
+  align_rows(j);
+  if (g == 32 || g == 64 || g == 128 || g == 256) return *how = way::group, true;
+  if (g < 256 || (g % 8 != 0 && side.columns > 1)) return false;
+  const int64_t team = 32 * 8 * (j.x.kind == kind_f32 ? 4 : 8);  // elements in the registers of a team, of 32 lanes at least
+  return *how = g <= team ? way::row : way::row_whole, true;
+}
+
+way way_of(fp8_job& j, int32_t phase) {
+  way how = way::general;
   fp8_job copy = j;
-  if (streams(copy)) return j = copy, way::stream;
-  return way::general;
+  if (streams(copy)) how = way::stream;
+  else if (copy = j; tiles(copy, phase)) how = way::tile;
+  else if (copy = j; !by_rows(copy, &how)) copy = j;
+  j = copy;
+  return how;
 }
 
 int64_t blocks_of(const device_facts& facts, const fp8_job& j, way how) {
   const int64_t n = j.batch * j.rows * j.columns;
-  if (how == way::stream) return fp8_blocks(facts, divide_up(n, 8), threads * (j.x.kind == kind_f32 ? 2 : 4), 4);
-  return fp8_blocks(facts, n, threads, 8);
+  switch (how) {
+    case way::stream: return fp8_blocks(facts, divide_up(n, 8), threads * (j.x.kind == kind_f32 ? 2 : 4), 4);
+    case way::tile: return fp8_blocks(facts, divide_up(j.rows, fp8_tile_size) * divide_up(j.columns, fp8_tile_size), 1, 2);
+    case way::group: return fp8_blocks(facts, j.rows * j.side[0].columns * (j.side[0].block[1] / 8), threads * 4, 3);
+    case way::row: return fp8_blocks(facts, j.rows * j.side[0].columns, threads / facts.lanes, 3);
+    case way::row_whole: return fp8_blocks(facts, j.rows * j.side[0].columns, 1, 3);
+    default: return fp8_blocks(facts, n, threads, 8);
+  }
 }
 
-kernel_id kernel_of(way how, int32_t count) {
-  if (how == way::general) return kernel_id::cqsa_fp8_general;
-  return count > 1 ? kernel_id::cqsa_fp8_stream_many : kernel_id::cqsa_fp8_stream;
+// The kernels for one job are the faster ones; those for many are the stream and the general one.
+bool takes_many(way how) { return how == way::general || how == way::stream; }
+
+kernel_id kernel_of(way how, const fp8_params& p) {
+  switch (how) {
+    case way::stream: return p.count > 1 ? kernel_id::cqsa_fp8_stream_many : kernel_id::cqsa_fp8_stream;
+    case way::tile: return p.jobs[0].x.kind == kind_f32 ? kernel_id::cqsa_fp8_tile_f32 : kernel_id::cqsa_fp8_tile_half;
+    case way::group: return kernel_id::cqsa_fp8_group;
+    case way::row: return kernel_id::cqsa_fp8_row;
+    case way::row_whole: return kernel_id::cqsa_fp8_row_whole;
+    default: return kernel_id::cqsa_fp8_general;
+  }
 }
-uint32_t shared_of(way how) { return fp8_control_bytes + (how == way::general ? threads * 4 : 0); }
+uint32_t shared_of(way how) { return uint32_t(fp8_control_bytes + (how == way::general ? int32_t(threads) * 4 : how == way::tile ? fp8_tile_bytes : 0)); }
 
 // Jobs of one kernel that stand one after the other.
 struct batch_of_jobs {
@@ -147,7 +210,7 @@ cqsa_status launch_jobs(void* device, batch_of_jobs& b, void* stream) {
   if (!words) p.workspace = nullptr;
   p.ticket = words ? reinterpret_cast<uint32_t*>(p.workspace + sizeof(fp8::workspace_header)) : nullptr;
   const launch_shape shape{{uint32_t(blocks), 1, 1}, threads, shared_of(b.how)};
-  const cqsa_status status = launch(device, kernel_of(b.how, p.count), shape, &p, sizeof p, stream);
+  const cqsa_status status = launch(device, kernel_of(b.how, p), shape, &p, sizeof p, stream);
   p.count = 0;
   return status;
 }
@@ -169,9 +232,9 @@ cqsa_status launch_phase(void* device, const cqsa_fp8_quantize_leaf& leaf, char*
     words += count;
     if (is_late(leaf.jobs[i]) != (phase != phase_all)) continue;
     fp8_job j = job_in_phase(leaf.jobs[i], phase);
-    const way how = way_of(j);
+    const way how = way_of(j, phase);
     j.words = mine, j.backward = phase == phase_codes;
-    if (b.p.count == most_fp8_jobs || (b.p.count && how != b.how))
+    if (b.p.count == (takes_many(b.how) ? most_fp8_jobs : 1) || (b.p.count && how != b.how))
       if (const cqsa_status status = launch_jobs(device, b, stream); status != CQSA_OK) return status;
     b.p.workspace = workspace, b.how = how;
     b.p.jobs[b.p.count++] = j;

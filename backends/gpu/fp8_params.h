@@ -84,6 +84,9 @@ struct fp8_params {
 };
 static_assert(sizeof(fp8_params) <= 4000, "one launch takes it");
 
+// Tiles of fp8_tile.cuh, and what they take of shared memory.
+constexpr int32_t fp8_tile_size = 128, fp8_tile_bytes = 16384 + 8192 + 1024 + 16;
+
 // Shared memory that begins with what head and end of every kernel use.
 constexpr int32_t fp8_control_bytes = 256;
 

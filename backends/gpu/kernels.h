@@ -22,6 +22,11 @@
   X(cqsa_fp8_gemm, 256, 0)       \
   X(cqsa_fp8_stream, 256, 0)        \
   X(cqsa_fp8_stream_many, 256, 0)   \
+  X(cqsa_fp8_tile_half, 256, 0)     \
+  X(cqsa_fp8_tile_f32, 256, 0)      \
+  X(cqsa_fp8_group, 256, 0)         \
+  X(cqsa_fp8_row, 256, 0)           \
+  X(cqsa_fp8_row_whole, 256, 0)     \
   X(cqsa_fp8_general, 256, 0)       \
   X(cqsa_fp8_rings, 256, 0)         \
   X(cqsa_fp8_scale, 256, 0)         \

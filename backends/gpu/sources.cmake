@@ -10,11 +10,16 @@ set(CQSA_GPU_KERNELS
   fp8_gemm.cu
   fp8_decode.cu
   fp8_general.cu
+  fp8_group.cu
   fp8_init.cu
   fp8_rings.cu
+  fp8_row.cu
+  fp8_row_whole.cu
   fp8_scale.cu
   fp8_stream.cu
   fp8_stream_many.cu
+  fp8_tile_f32.cu
+  fp8_tile_half.cu
   fp8_turn.cu
   gather.cu
   hadamard.cu

@@ -55,7 +55,8 @@ std::string translated(const Leaf& leaf, Leaf& out) {
 
 std::string check_workspace(void* workspace, uint64_t needed, uint64_t bytes) {
   if (needed == 0) return "";
-  if (workspace == nullptr || bytes < needed) return "a leaf of FP8 is given " + std::to_string(bytes) + " bytes of workspace, wanted " + std::to_string(needed);
+  const std::string numbers = std::to_string(bytes) + " bytes of workspace, wanted " + std::to_string(needed);
+  if (workspace == nullptr || bytes < needed) return "a leaf of FP8 is given " + numbers;
   if (reinterpret_cast<uintptr_t>(workspace) % 64) return "the workspace is not aligned to 64 bytes";
   return the_memory().holds(workspace, bytes, false) ? "" : "the workspace is not alive";
 }

@@ -263,7 +263,8 @@ struct ring_model {
   float staged = 0;
   scales now{1, 1};
 
-  ring_model(const rule& of, int length, bool recent, float amax) : r(of), most_recent(recent), history(static_cast<size_t>(length), 0.0f) { now = scale_of(amax, r); }
+  ring_model(const rule& of, int length, bool recent, float amax)
+      : r(of), most_recent(recent), history(static_cast<size_t>(length), 0.0f), now(scale_of(amax, of)) {}
   void take(float amax) {
     if (!std::isfinite(amax)) return void(++refused);
     history[static_cast<size_t>(index)] = amax;

@@ -367,7 +367,8 @@ TEST_CASE("fp8 dequantize: what was quantized, and any codes", "[fp8]") {
     wanted.memory = out.before;
     for (int64_t i = 0; i < p.bottom(); ++i)
       for (int64_t j = 0; j < p.cols; ++j) {
-        const volatile float product = decode_code(p.row.out.dtype, p.row.out.byte(i * p.cols + j)) * scales.f32(p.block_row(p.row, i) * c + p.block_col(p.row, j));
+        const float scale = scales.f32(p.block_row(p.row, i) * c + p.block_col(p.row, j));
+        const volatile float product = decode_code(p.row.out.dtype, p.row.out.byte(i * p.cols + j)) * scale;
         wanted.set(i * p.cols + j, static_cast<double>(product));
       }
     INFO("seed " << seed);

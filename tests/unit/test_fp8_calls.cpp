@@ -169,7 +169,8 @@ TEST_CASE("fp8 calls: what rings refuse", "[fp8]") {
   const cqsa_status bad = CQSA_ERROR_INVALID_ARGUMENT;
   refuse([](a&, r& x) { x.hist_len = 0; }, bad, "args->ring->hist_len is 0, wanted 1 to 1024");
   refuse([](a&, r& x) { x.hist_len = 1025; }, bad, "args->ring->hist_len is 1025, wanted 1 to 1024");
-  refuse([](a&, r& x) { x.hist_len = 2; }, bad, "args->ring->state is a ring of hist_len 3, format e4m3fn, margin 0, algorithm 0, pow2 0, index 0, wanted 2, e4m3fn, 0, 0, 0");
+  refuse([](a&, r& x) { x.hist_len = 2; }, bad,
+         "args->ring->state is a ring of hist_len 3, format e4m3fn, margin 0, algorithm 0, pow2 0, index 0, wanted 2, e4m3fn, 0, 0, 0");
   refuse([](a&, r& x) { x.margin = 1; }, bad, "args->ring->state is a ring of hist_len 3");
   refuse([](a&, r& x) { x.flags = CQSA_FP8_POW2; }, bad, "args->ring->state is a ring of hist_len 3");
   refuse([](a&, r& x) { x.algorithm = 1; }, bad, "args->ring->state is a ring of hist_len 3");
@@ -192,7 +193,8 @@ TEST_CASE("fp8 calls: what rings refuse", "[fp8]") {
     y.flags = CQSA_FP8_POW2, x.transposed.out = typed(c.turned.tensor(), CQSA_DTYPE_E4M3FNUZ);
     x.transposed.scale_inv = typed(c.amax.tensor(), CQSA_DTYPE_E8M0FNU), x.amax = nullptr;
   }, bad, "args->transposed.scale_inv holds powers of two, but args->transposed.out is e4m3fnuz, whose scale is 0.535714 times that of args->ring's e4m3fn");
-  refuse([&](a& x, r& y) { x.row.out = changed(x.row.out, [&](cqsa_tensor& t) { t.data = y.state; }); }, CQSA_ERROR_OVERLAP, "args->row.out overlaps args->ring: bytes 0x");
+  refuse([&](a& x, r& y) { x.row.out = changed(x.row.out, [&](cqsa_tensor& t) { t.data = y.state; }); }, CQSA_ERROR_OVERLAP,
+         "args->row.out overlaps args->ring: bytes 0x");
 }
 
 TEST_CASE("fp8 calls: rings alone", "[fp8]") {
@@ -205,7 +207,8 @@ TEST_CASE("fp8 calls: rings alone", "[fp8]") {
   uint64_t bytes = 0;
   CHECK(cqsa_fp8_ring_bytes(nullptr, &bytes) == CQSA_ERROR_NULL_POINTER);
   CHECK(cqsa_fp8_ring_bytes(rings, nullptr) == CQSA_ERROR_NULL_POINTER);
-  CHECK((cqsa_fp8_ring_init(cpu_context(), rings, -1.0f, nullptr) == CQSA_ERROR_INVALID_ARGUMENT && said() == "amax is -1, wanted a finite number of at least 0"));
+  CHECK((cqsa_fp8_ring_init(cpu_context(), rings, -1.0f, nullptr) == CQSA_ERROR_INVALID_ARGUMENT &&
+         said() == "amax is -1, wanted a finite number of at least 0"));
   CHECK(cqsa_fp8_ring_init(cpu_context(), rings, NAN, nullptr) == CQSA_ERROR_INVALID_ARGUMENT);
   CHECK((fold(2, nullptr) == CQSA_OK && fold(2, amaxes.tensor()) == CQSA_OK && fold(0, nullptr) == CQSA_OK));
   CHECK((fold(2, one.tensor()) == CQSA_ERROR_SHAPE && said() == "amaxes has shape [1], wanted [2] (count)"));
@@ -244,7 +247,8 @@ TEST_CASE("fp8 calls: outputs stand apart from everything else", "[fp8]") {
   refuse([&](args_type& a) { a.column_sum = at(a.column_sum, a.x); }, CQSA_ERROR_OVERLAP, "args->column_sum overlaps args->x");
   refuse([&](args_type& a) { a.counters = at(a.counters, a.row.out); }, CQSA_ERROR_OVERLAP, "args->row.out overlaps args->counters");
   int64_t same_row[3] = {600, 0, 1};
-  refuse([&](args_type& a) { a.row.out = changed(a.row.out, [&](cqsa_tensor& t) { t.strides = same_row; }); }, CQSA_ERROR_STRIDES, "args->row.out is an output, but");
+  refuse([&](args_type& a) { a.row.out = changed(a.row.out, [&](cqsa_tensor& t) { t.strides = same_row; }); }, CQSA_ERROR_STRIDES,
+         "args->row.out is an output, but");
   case_of_all other;
   args_type second = other.bound();
   const args_type* const both[] = {&c.bound(), &second};
@@ -265,7 +269,8 @@ TEST_CASE("fp8 calls: outputs stand apart from everything else", "[fp8]") {
   CHECK((cqsa_fp8_quantize_many(cpu_context(), twice, 2, nullptr) == CQSA_ERROR_OVERLAP && said().find("args[0]->ring overlaps args[1]->ring") == 0));
   const args_type* const workspaces[] = {&c.args, &second};
   second.workspace = &second, second.workspace_bytes = 64;
-  CHECK((cqsa_fp8_quantize_many(cpu_context(), workspaces, 2, nullptr) == CQSA_ERROR_INVALID_ARGUMENT && said().find("args[1]->workspace is given, wanted NULL") == 0));
+  CHECK((cqsa_fp8_quantize_many(cpu_context(), workspaces, 2, nullptr) == CQSA_ERROR_INVALID_ARGUMENT &&
+         said().find("args[1]->workspace is given, wanted NULL") == 0));
 }
 
 // Columns of one buffer are outputs of different tensors: their bytes interleave and do not overlap.
@@ -322,7 +327,9 @@ TEST_CASE("fp8 calls: what amax, scales, dequantize and transpose refuse", "[fp8
     INFO(said());
     CHECK((got == wanted && said().find(text) == 0));
   };
-  const auto amax = [&](const cqsa_tensor* x, const int64_t* b, int32_t policy, const cqsa_tensor* out) { return cqsa_fp8_amax(cpu_context(), x, b, policy, out, nullptr, 0, nullptr); };
+  const auto amax = [&](const cqsa_tensor* x, const int64_t* b, int32_t policy, const cqsa_tensor* out) {
+    return cqsa_fp8_amax(cpu_context(), x, b, policy, out, nullptr, 0, nullptr);
+  };
   const cqsa_tensor* const x = c.x.tensor();
   const cqsa_tensor* const grid = c.row_scale.tensor();
   expect(amax(x, block, 0, grid), CQSA_OK, "");
@@ -415,11 +422,13 @@ TEST_CASE("fp8 calls: what gemm refuses", "[fp8]") {
     CHECK(d.memory() == before);
   };
   refuse([](ga& x) { x.a = nullptr; }, CQSA_ERROR_NULL_POINTER, "args->a is NULL");
-  refuse([](ga& x) { x.b = shaped(x.b, {7, 129}); }, CQSA_ERROR_SHAPE, "args->b has shape [7, 129], wanted k = 130 along its last axis, as args->a of shape [2, 5, 130]");
+  refuse([](ga& x) { x.b = shaped(x.b, {7, 129}); }, CQSA_ERROR_SHAPE,
+         "args->b has shape [7, 129], wanted k = 130 along its last axis, as args->a of shape [2, 5, 130]");
   refuse([](ga& x) { x.a = typed(x.a, CQSA_DTYPE_U8); }, CQSA_ERROR_DTYPE, "args->a is u8, wanted e4m3fn");
   refuse([](ga& x) { x.d = shaped(x.d, {2, 7, 5}); }, CQSA_ERROR_SHAPE, "args->d has shape [2, 7, 5], wanted [2, 5, 7] (batch, m, n)");
   refuse([](ga& x) { x.d = shaped(x.d, {5, 7}); }, CQSA_ERROR_SHAPE, "args->d has shape [5, 7], wanted [2, 5, 7] (batch, m, n)");
-  refuse([](ga& x) { x.d = shaped(x.d, {1, 5, 7}), x.c = shaped(x.c, {1, 5, 7}); }, CQSA_ERROR_SHAPE, "args->a has shape [2, 5, 130], wanted a batch of 1 as args->d, or of 1");
+  refuse([](ga& x) { x.d = shaped(x.d, {1, 5, 7}), x.c = shaped(x.c, {1, 5, 7}); }, CQSA_ERROR_SHAPE,
+         "args->a has shape [2, 5, 130], wanted a batch of 1 as args->d, or of 1");
   refuse([](ga& x) { x.d = typed(x.d, CQSA_DTYPE_I8); }, CQSA_ERROR_DTYPE, "args->d is i8, wanted f32, f16, bf16 or a format");
   refuse([](ga& x) { x.beta = 0; }, CQSA_ERROR_INVALID_ARGUMENT, "args->c is given, but args->beta is 0: wanted NULL");
   refuse([](ga& x) { x.c = nullptr; }, CQSA_ERROR_NULL_POINTER, "args->c is NULL, but args->beta is 1");
@@ -429,12 +438,14 @@ TEST_CASE("fp8 calls: what gemm refuses", "[fp8]") {
   refuse([](ga& x) { x.bias = shaped(x.bias, {5}); }, CQSA_ERROR_SHAPE, "args->bias has shape [5], wanted [7] (n)");
   refuse([](ga& x) { x.block_a[0] = 128; }, CQSA_ERROR_INVALID_ARGUMENT, "args->block_a is {128, 128}, wanted {0, 0}, {1, 0} or {1, 128}");
   refuse([](ga& x) { x.block_b[1] = 64; }, CQSA_ERROR_INVALID_ARGUMENT, "args->block_b is {128, 64}, wanted {0, 0}, {1, 0}, {1, 128} or {128, 128}");
-  refuse([](ga& x) { x.scale_inv_a = shaped(x.scale_inv_a, {2, 2, 5}); }, CQSA_ERROR_SHAPE, "args->scale_inv_a has shape [2, 2, 5], wanted [2, 5, 2] (batch or 1, block rows, block columns)");
+  refuse([](ga& x) { x.scale_inv_a = shaped(x.scale_inv_a, {2, 2, 5}); }, CQSA_ERROR_SHAPE,
+         "args->scale_inv_a has shape [2, 2, 5], wanted [2, 5, 2] (batch or 1, block rows, block columns)");
   refuse([](ga& x) { x.scale_inv_b = typed(x.scale_inv_b, CQSA_DTYPE_I32); }, CQSA_ERROR_DTYPE, "args->scale_inv_b is i32, wanted f32");
   refuse([&](ga& x) { x.d_scale = one.tensor(); }, CQSA_ERROR_INVALID_ARGUMENT, "args->d_scale is given, but args->d is bf16, which has no scale: wanted NULL");
   refuse([](ga& x) { x.accumulate = 2; }, CQSA_ERROR_UNKNOWN_FLAG, "args->accumulate is 2, wanted");
   refuse([](ga& x) { x.provider = 3; }, CQSA_ERROR_UNKNOWN_FLAG, "args->provider is 3, wanted");
-  refuse([](ga& x) { x.provider = CQSA_FP8_PROVIDER_VENDOR; }, CQSA_ERROR_UNSUPPORTED, "no implementation of backend cpu that args->provider, CQSA_FP8_PROVIDER_VENDOR, admits takes this product");
+  refuse([](ga& x) { x.provider = CQSA_FP8_PROVIDER_VENDOR; }, CQSA_ERROR_UNSUPPORTED,
+         "no implementation of backend cpu that args->provider, CQSA_FP8_PROVIDER_VENDOR, admits takes this product");
   refuse([](ga& x) { x.d = changed(x.d, [&](cqsa_tensor& t) { t.data = x.a->data; }); }, CQSA_ERROR_OVERLAP, "args->d overlaps args->a");
   refuse([](ga& x) { x.d = changed(x.d, [&](cqsa_tensor& t) { t.data = x.c->data; }); }, CQSA_ERROR_OVERLAP, "args->d overlaps args->c");
   char text[300];

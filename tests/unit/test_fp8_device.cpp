@@ -31,7 +31,8 @@ TEST_CASE("fp8 calls: a workspace is exact, prepared once, and left as it was", 
     };
     const auto says = [](const char* text) { return said().find(text) == 0; };
     CHECK((run([](args_type& a) { --a.workspace_bytes; }) == CQSA_ERROR_WORKSPACE && says("args->workspace_bytes is ")));
-    CHECK((run([](args_type& a) { a.workspace = static_cast<char*>(a.workspace) + 32; }) == CQSA_ERROR_WORKSPACE && says("args->workspace is not aligned to 64 bytes")));
+    CHECK((run([](args_type& a) { a.workspace = static_cast<char*>(a.workspace) + 32; }) ==
+           CQSA_ERROR_WORKSPACE && says("args->workspace is not aligned to 64 bytes")));
     CHECK((run([](args_type& a) { a.workspace = nullptr; }) == CQSA_ERROR_NULL_POINTER && says("args->workspace is NULL with workspace_bytes ")));
     CHECK((run([](args_type& a) { a.workspace_bytes = UINT64_MAX; }) == CQSA_ERROR_WORKSPACE && says("args->workspace with workspace_bytes ")));
     // Never prepared: told on the host, counted on a device; nothing is written either way.
@@ -44,7 +45,8 @@ TEST_CASE("fp8 calls: a workspace is exact, prepared once, and left as it was", 
       CHECK((run([](args_type&) {}) == CQSA_ERROR_WORKSPACE && says("args->workspace was not prepared by cqsa_fp8_workspace_init()")));
       CHECK(c.snapshot() == before);
     }
-    CHECK((cqsa_fp8_workspace_init(context, nullptr, bytes, nullptr) == CQSA_ERROR_NULL_POINTER && cqsa_fp8_workspace_init(context, nullptr, 0, nullptr) == CQSA_OK));
+    CHECK((cqsa_fp8_workspace_init(context, nullptr, bytes, nullptr) == CQSA_ERROR_NULL_POINTER &&
+           cqsa_fp8_workspace_init(context, nullptr, 0, nullptr) == CQSA_OK));
     CHECK((cqsa_fp8_workspace_init(context, memory.data() + 4, bytes - 4, nullptr) == CQSA_ERROR_WORKSPACE && says("workspace is not aligned to 64 bytes")));
     CHECK((cqsa_fp8_workspace_init(context, memory.data(), 63, nullptr) == CQSA_ERROR_WORKSPACE && says("bytes is 63, wanted 0 or at least 64")));
     REQUIRE(cqsa_fp8_workspace_init(context, memory.data(), bytes, nullptr) == CQSA_OK);
@@ -93,7 +95,8 @@ TEST_CASE("fp8 calls: queued on a device, captured with a workspace, else refuse
   REQUIRE(cqsa_fp8_quantize(device_context(), &c.bound(), stream) == CQSA_OK);  // with memory in the order of the stream
   fake().stream_sync(stream);
   fake_counters counted = stats();
-  CHECK((std::string(counted.error).empty() && counted.launches == 1 && counted.stream_allocations == 1 && counted.syncs == 0 && counted.live_allocations == 0));
+  CHECK((std::string(counted.error).empty() && counted.launches == 1 && counted.stream_allocations == 1 && counted.syncs == 0 &&
+         counted.live_allocations == 0));
   for (array* a : {&c.row, &c.turned, &c.amax, &c.sum, &c.row_inv, &c.turned_inv}) a->from_device();
   CHECK((c.row.memory() == host.row.memory() && c.turned.memory() == host.turned.memory() && c.sum.memory() == host.sum.memory()));
   fake().capture_begin(stream);

@@ -123,7 +123,8 @@ std::string compare(product& p) {
     if (p.d.dtype == CQSA_DTYPE_F16 && std::fabs(wanted) > 65000) continue;
     if (!(std::fabs(got - wanted) <= allowed)) return "element " + std::to_string(at) + " is " + std::to_string(got) + " wanted " + std::to_string(wanted);
   }
-  if (p.d_amax.there() && !(std::fabs(p.d_amax.get(0) - amax) <= 2e-6 * largest_size + 1e-6 * amax)) return "amax is " + std::to_string(p.d_amax.get(0)) + " wanted " + std::to_string(amax);
+  if (p.d_amax.there() && !(std::fabs(p.d_amax.get(0) - amax) <= 2e-6 * largest_size + 1e-6 * amax)) return "amax is " + std::to_string(p.d_amax.get(0))
+    + " wanted " + std::to_string(amax);
   for (box* b : {&p.a.codes, &p.b.codes, &p.a.scale_inv, &p.b.scale_inv, &p.c, &p.bias, &p.d_scale})
     if (!b->unchanged()) return "an input was written";
   return p.d.padding_is_whole() ? "" : "something beside d was written";
@@ -195,7 +196,8 @@ TEST_CASE("fp8 on a backend that has none", "[fp8]") {
   cqsa_context context;
   context.backend = &backend;
   dice d(1);
-  box x(CQSA_DTYPE_F32, {2, 2}, d), out(CQSA_DTYPE_E4M3FN, {2, 2}, d), turned(CQSA_DTYPE_E4M3FN, {2, 2}, d), scale(CQSA_DTYPE_F32, {}, d), other(CQSA_DTYPE_F32, {}, d);
+  box x(CQSA_DTYPE_F32, {2, 2}, d), out(CQSA_DTYPE_E4M3FN, {2, 2}, d), turned(CQSA_DTYPE_E4M3FN, {2, 2}, d), scale(CQSA_DTYPE_F32, {}, d),
+      other(CQSA_DTYPE_F32, {}, d);
   const auto none = [](cqsa_status status, const char* what) {
     INFO(cqsa_last_error());
     CHECK((status == CQSA_ERROR_UNSUPPORTED && cqsa_last_error() == std::string("backend bare has no ") + what));
