@@ -168,7 +168,9 @@ void bench::gemm() {
   leaf.a = {a.data, CQSA_DTYPE_E4M3FN, 0, {n * n, n, 1}}, leaf.b = {b.data, CQSA_DTYPE_E4M3FN, 0, {n * n, n, 1}};
   leaf.d = {d.data, CQSA_DTYPE_BF16, 0, {n * n, n, 1}};
   leaf.alpha = 1;
-  const cqsa_fp8_gemm_impl& impl = cqsa_cpu_backend()->fp8_gemm[0];
+  const cqsa_fp8_gemm_impl* first = cqsa_cpu_backend()->fp8_gemm;
+  while (first->probe(nullptr, &leaf, nullptr, 0) != CQSA_OK) ++first;
+  const cqsa_fp8_gemm_impl& impl = *first;
   const uint64_t bytes = impl.workspace(&leaf, opt.threads);
   memory workspace(int64_t(bytes) + 64);
   cqsa_cpu_backend()->fp8_workspace_init(nullptr, workspace.data, bytes, nullptr);

@@ -22,6 +22,7 @@ using vu32 = hn::Vec<du32_t>;
 constexpr du16_t du16{};
 constexpr du32_t du32{};
 constexpr int64_t codes_of_step = HWY_MAX_BYTES;  // two vectors of bf16, one of codes
+constexpr int64_t ahead = 1024;  // elements: past the end of the page, where the hardware stops to look ahead
 
 // Two vectors of small numbers to one of bytes, in order.
 HWY_INLINE hn::Vec<hn::ScalableTag<uint8_t>> pack_bytes(vu16 a, vu16 b) {
@@ -62,6 +63,7 @@ template <class F, bool Streams> static int64_t encode_steps(const uint16_t* HWY
   vu16 a_most = hn::Zero(du16), b_most = hn::Zero(du16);
   int64_t i = 0;
   for (; i + codes_of_step <= n; i += codes_of_step) {
+    if (Streams) hwy::Prefetch(x + i + ahead);
     const vu16 a = encode_vector<F>(hn::LoadU(du16, x + i), factor, a_most);
     const vu16 b = encode_vector<F>(hn::LoadU(du16, x + i + codes_of_step / 2), factor, b_most);
     if (Streams) hn::Stream(pack_bytes(a, b), du8, to + i);

@@ -35,16 +35,30 @@ struct fp8_target {
   void (*finish)();  // by each worker at its end: what went past the caches is in memory
 };
 
+// acc[r][c] += sum over k of a[r][k] * b[k][c] for `rows` rows r and `columns` columns c; rows of a, of acc lie lda, ld apart.
+struct fp8_gemm_kernel {
+  int64_t rows, columns;
+  void (*multiply)(const float* a, int64_t lda, const float* b, int64_t k, float* acc, int64_t ld);
+};
+
 extern const fp8_target fp8_baseline;
+extern const fp8_gemm_kernel fp8_gemm_baseline;
 #if defined(CQSA_CPU_X86)
-extern const fp8_target fp8_avx2;
-extern const fp8_target fp8_avx512;
+extern const fp8_target fp8_avx2, fp8_avx512;
+extern const fp8_gemm_kernel fp8_gemm_avx2, fp8_gemm_avx512;
 #endif
+
+struct fp8_gemm_target {
+  const fp8_target* lines;
+  const fp8_gemm_kernel* kernel;
+};
 
 // fp8_quantize.cpp, fp8_dequantize.cpp. The best that this CPU has; for tests, which compare the instruction sets.
 const fp8_target& fp8_best();
 cqsa_status fp8_quantize_on(const fp8_target& target, const cqsa_fp8_quantize_leaf* leaf, const cqsa_exec* exec);
 cqsa_status fp8_dequantize_on(const fp8_target& target, const cqsa_fp8_dequantize_leaf* leaf, const cqsa_exec* exec);
+// .. fp8_gemm.cpp. The workspace is as the list's entries say.
+cqsa_status fp8_gemm_on(const fp8_gemm_target& target, const cqsa_fp8_gemm_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec* exec);
 cqsa_status fp8_transpose_on(const fp8_target& target, const cqsa_fp8_transpose_leaf* leaf, const cqsa_exec* exec);
 
 }  // namespace cqsa::cpu

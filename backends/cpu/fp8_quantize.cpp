@@ -303,9 +303,4 @@ cqsa_status fp8_quantize(void*, const cqsa_fp8_quantize_leaf* leaf, void*, uint6
   return fp8_quantize_on(fp8_best(), leaf, exec);
 }
 
-const cqsa_fp8_gemm_impl* fp8_gemm_impls(int32_t* count) {
-  *count = 1;
-  return &fp8_gemm_reference_impl;
-}
-
 }  // namespace cqsa::cpu

@@ -62,10 +62,10 @@ bool is_transposing(const fp8_pass& p) { return p.side_count > 0 && p.sides[p.si
 
 void choose_region(fp8_pass* p, const extent& least, int64_t widest) {
   const int64_t rows = p->bottom - p->top, columns = p->job->columns;
-  const int64_t wanted = is_transposing(*p) ? widest : std::max<int64_t>(4 * widest, 1);
+  const int64_t wanted = is_transposing(*p) ? widest : region_elements;  // whole rows, if that may be: memory is read in order
   p->region_columns = least.columns > widest ? least.columns : std::max(least.columns, wanted / least.columns * least.columns);
   if (least.rows > 1) {
-    const int64_t fitting = std::max<int64_t>(region_elements / least.rows, 64) / least.columns * least.columns;
+    const int64_t fitting = std::max<int64_t>(region_elements / least.rows, 512) / least.columns * least.columns;
     p->region_columns = std::max(least.columns, std::min(p->region_columns, fitting));
   }
   p->region_columns = std::min(p->region_columns, columns);
@@ -80,7 +80,7 @@ void spread(fp8_pass* p, const extent& least) {
   if (p->workers < 2) return;
   const int64_t few_rows = is_transposing(*p) ? 64 : 1;
   while (fp8_region_count(*p) < 4 * p->workers && p->region_rows * p->region_columns > 8192)
-    if (!halve(&p->region_rows, least.rows, few_rows) && !halve(&p->region_columns, least.columns, 64)) return;
+    if (!halve(&p->region_rows, least.rows, few_rows) && !halve(&p->region_columns, least.columns, 256)) return;
 }
 
 // ---- one region -------------------------------------------------------------------------------------------------------------

@@ -331,4 +331,110 @@ TEST_CASE("fp8: many random quantizations equal the reference", "[.long]") {
   for (uint32_t seed = 1000; seed <= 9000; ++seed) check_problem(seed);
 }
 
+// ---- product ----------------------------------------------------------------------------------------------------------------
+
+struct gemm_problem {
+  std::mt19937 random;
+  std::vector<char> a, b, c, bias, d;
+  std::vector<float> scale_a, scale_b;
+  float d_scale = 0.5f, amax = 0;
+  cqsa_fp8_gemm_leaf leaf{};
+  explicit gemm_problem(uint32_t seed) : random(seed) { build(); }
+  int64_t pick(int64_t n) { return int64_t(random() % uint64_t(n)); }
+  bool chance(int n) { return pick(n) == 0; }
+  void build();
+  cqsa_matrix matrix(std::vector<char>& to, cqsa_dtype type, int64_t rows, int64_t columns);
+  cqsa_scale_grid scales(std::vector<float>& to, int64_t rows, int64_t k, bool square);
+};
+
+cqsa_matrix gemm_problem::matrix(std::vector<char>& to, cqsa_dtype type, int64_t rows, int64_t columns) {
+  const int64_t gap = pick(4), bytes = bytes_of(type);
+  cqsa_matrix m{nullptr, type, 0, {rows * (columns + gap), columns + gap, 1}};
+  if (chance(5)) m.stride[0] = columns * (rows + gap), m.stride[1] = 1, m.stride[2] = rows + gap;
+  const int64_t count = leaf.batch * (rows + gap) * (columns + gap) + 1;
+  to.resize(size_t(count * bytes));
+  std::normal_distribution<float> normal;
+  for (int64_t i = 0; i < count; ++i)
+    if (bytes == 1) to[size_t(i)] = char(f32_to_code(normal(random), type, true));
+    else store_f32(to.data() + i * bytes, type, normal(random));
+  m.data = to.data();
+  return m;
+}
+
+cqsa_scale_grid gemm_problem::scales(std::vector<float>& to, int64_t rows, int64_t k, bool square) {
+  const int64_t blocks[][2] = {{0, 0}, {1, 0}, {1, 128}, {128, 128}};
+  const int64_t* block = blocks[pick(square ? 4 : 3)];
+  cqsa_scale_grid g{nullptr, CQSA_DTYPE_F32, 0, {0, 1}, 0, 0, {}};
+  g.block[0] = std::max<int64_t>(block[0] ? std::min(block[0], rows) : rows, 1), g.block[1] = std::max<int64_t>(block[1] ? std::min(block[1], k) : k, 1);
+  g.rows = block[0] ? (rows + g.block[0] - 1) / g.block[0] : 1, g.columns = block[1] ? (k + g.block[1] - 1) / g.block[1] : 1;
+  g.stride[0] = g.columns;
+  to.resize(size_t(leaf.batch * g.rows * g.columns + 1));
+  for (float& s : to) s = 0.5f + float(pick(100)) * 0.01f;
+  if (!chance(4)) g.data = to.data();
+  return g;
+}
+
+void gemm_problem::build() {
+  const cqsa_dtype numbers[] = {CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16};
+  leaf.struct_size = sizeof leaf;
+  leaf.batch = chance(4) ? 2 : 1;
+  leaf.m = chance(4) ? 1 + pick(4) : pick(230), leaf.n = chance(6) ? 300 + pick(300) : 1 + pick(90), leaf.k = chance(10) ? 0 : 1 + pick(600);
+  leaf.a = matrix(a, formats[pick(4)], leaf.m, leaf.k), leaf.b = matrix(b, formats[pick(4)], leaf.n, leaf.k);
+  if (chance(3)) leaf.b.stride[0] = 0;
+  leaf.d = matrix(d, chance(4) ? formats[pick(4)] : numbers[pick(3)], leaf.m, leaf.n);
+  leaf.scale_inv_a = scales(scale_a, leaf.m, leaf.k, false), leaf.scale_inv_b = scales(scale_b, leaf.n, leaf.k, true);
+  leaf.scale_batch_stride_a = leaf.scale_inv_a.rows * leaf.scale_inv_a.columns;
+  leaf.alpha = chance(2) ? 1.0 : -0.75;
+  if (chance(3)) leaf.beta = 0.5, leaf.c = matrix(c, numbers[pick(3)], leaf.m, leaf.n);
+  if (chance(2)) {
+    leaf.bias_dtype = numbers[pick(3)], leaf.bias_stride = 1;
+    bias.resize(size_t(4 * leaf.n));
+    for (int64_t j = 0; j < leaf.n; ++j) store_f32(bias.data() + j * bytes_of(leaf.bias_dtype), leaf.bias_dtype, float(pick(9)));
+    leaf.bias = bias.data();
+  }
+  if (chance(2)) leaf.d_scale = &d_scale;
+  leaf.d_amax = &amax;
+}
+
+std::vector<char> run_gemm(gemm_problem& p, const cqsa_fp8_gemm_impl& impl, int64_t threads) {
+  std::fill(p.d.begin(), p.d.end(), char(0));
+  const uint64_t bytes = impl.workspace(&p.leaf, threads);
+  std::vector<char> memory(bytes + 64);
+  void* const workspace = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+  REQUIRE(fp8_workspace_init(nullptr, workspace, bytes, nullptr) == CQSA_OK);
+  const cqsa_exec exec = threads_of(threads);
+  REQUIRE(impl.launch(nullptr, &p.leaf, workspace, bytes, &exec, nullptr) == CQSA_OK);
+  return p.d;
+}
+
+// Root of the mean square of the differences, relative to that of the numbers.
+double distance(const gemm_problem& p, const std::vector<char>& got, const std::vector<char>& want) {
+  const cqsa_dtype type = p.leaf.d.dtype;
+  double off = 0, all = 1e-30;
+  for (size_t i = 0; i < got.size(); i += size_t(bytes_of(type))) {
+    const double x = load_f32(got.data() + i, type), y = load_f32(want.data() + i, type);
+    off += (x - y) * (x - y), all += y * y;
+  }
+  return std::sqrt(off / all);
+}
+
+TEST_CASE("fp8: products equal those in f64, with the same bits for any number of threads", "[fp8]") {
+  int32_t count = 0;
+  const cqsa_fp8_gemm_impl* const list = fp8_gemm_impls(&count);
+  for (uint32_t seed = 1; seed <= 60; ++seed) {
+    gemm_problem p(seed);
+    const std::vector<char> want = run_gemm(p, list[count - 1], 2);
+    const float amax = p.amax;
+    for (int32_t n = 0; n + 1 < count; ++n) {
+      if (list[n].probe(nullptr, &p.leaf, nullptr, 0) != CQSA_OK) continue;
+      const std::vector<char> got = run_gemm(p, list[n], 1);
+      const double most = bytes_of(p.leaf.d.dtype) == 4 ? 2e-6 : bytes_of(p.leaf.d.dtype) == 2 ? 1e-4 : 4e-3, off = distance(p, got, want);
+      INFO("seed " << seed << " " << list[n].name << " " << p.leaf.batch << "x" << p.leaf.m << "x" << p.leaf.n << "x" << p.leaf.k << " off by " << off);
+      REQUIRE(off <= most);
+      REQUIRE(std::fabs(p.amax - amax) <= 1e-5f * amax);
+      for (const int64_t threads : {3, 8}) REQUIRE((run_gemm(p, list[n], threads) == got));
+    }
+  }
+}
+
 }  // namespace
