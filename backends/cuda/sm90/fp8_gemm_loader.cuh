@@ -37,11 +37,14 @@ template <class S> CQSA_DEVICE void bring_scales(const gemm_launch& p, const gem
   step s{0, 0};
   for (int32_t tile = first_tile<S>(); tile < tiles; tile += p.clusters) {
     const tile_place at = tile_at<S>(p, tile);
+    const float* from[S::columns / 32];
+#pragma unroll
+    for (int i = 0; i < S::columns / 32; ++i) from[i] = scale_row(p.g.scale_b, at.batch, min_i64(at.column + lane + 32 * i, p.g.n - 1));
 #pragma unroll 1
     for (int32_t n = 0; n < steps; ++n, advance<S>(s)) {
       float value[S::columns / 32];
 #pragma unroll
-      for (int i = 0; i < S::columns / 32; ++i) value[i] = scale_at(p.g.scale_b, at.batch, min_i64(at.column + lane + 32 * i, p.g.n - 1), n * S::depth);
+      for (int i = 0; i < S::columns / 32; ++i) value[i] = p.g.scale_b.data ? from[i][n * p.g.scale_b.stride[2]] : 1.0f;
       wait_empty<S>(mem, s);
 #pragma unroll
       for (int i = 0; i < S::columns / 32; ++i) mem.scales(s.slot)[lane + 32 * i] = value[i];

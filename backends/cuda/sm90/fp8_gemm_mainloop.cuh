@@ -87,9 +87,6 @@ template <class S> struct scale_walk {
   const float* row[S::waves][2];
   const float* column;
 };
-CQSA_DEVICE const float* scale_row(const gemm_scales& s, int64_t batch, int64_t row) {
-  return s.data + batch * s.stride[0] + (s.rows == 1 ? row : row / s.rows) * s.stride[1];
-}
 template <class S> CQSA_DEVICE void begin_scales(const gemm_launch& p, const tile_place& at, int group, scale_walk<S>& walk) {
   const int lane = thread_index() % 32, warp = thread_index() / 32 % 4;
 #pragma unroll

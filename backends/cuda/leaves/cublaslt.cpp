@@ -10,8 +10,7 @@
 
 #include "backends/cuda/tuned.h"
 #include "backends/gpu/fp8_gemm.h"
-#include "device.h"
-#include "error.h"
+#include "backends/cuda/device.h"
 
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>
