@@ -211,7 +211,8 @@ typedef struct cqsa_scale_grid {
   int64_t block[2]; /* rows and columns of the matrix */
 } cqsa_scale_grid;
 
-/* One output, in coordinates of x: the transposed one has stride 1 along the rows, which its batch axis continues. */
+/* One output, in coordinates of x: the transposed one has stride 1 along the rows, which its batch axis continues. Not wanted: codes.dtype
+ * is NONE (data is NULL for an empty one too). STATIC has scale_in for each that is wanted. */
 typedef struct cqsa_fp8_output {
   cqsa_matrix codes;
   cqsa_scale_grid scale_in;         /* STATIC */
@@ -220,7 +221,8 @@ typedef struct cqsa_fp8_output {
   int32_t reserved;
 } cqsa_fp8_output;
 
-/* One tensor. Both outputs absent: only amax, block_amax or column_sum. */
+/* One tensor. Both outputs absent: only amax, block_amax or column_sum. A batch comes as rows, batch 1, where the strides of all matrices allow it. With groups
+ * a grid of block {0, 0} has num_groups rows, one scale each. No rows or columns: amax and sums are 0, and scales that there are, 1. */
 typedef struct cqsa_fp8_job {
   int64_t batch, rows, columns;
   cqsa_matrix x, up;            /* up: data NULL without CQSA_FP8_SILU */
@@ -294,7 +296,7 @@ typedef struct cqsa_fp8_ring_leaf {
 typedef struct cqsa_fp8_gemm_leaf {
   uint32_t struct_size;
   int32_t accumulate; /* CQSA_FP8_PROMOTE_128, .. */
-  int64_t batch, m, n, k;
+  int64_t batch, m, n, k; /* any may be 0; with d empty, which is asked only with d_amax, that is 0 */
   cqsa_matrix a, b, c, d; /* axes batch, m | n | m | m, k | k | n | n; a batch stride may be 0 */
   cqsa_scale_grid scale_inv_a, scale_inv_b; /* F32; stride_batch below; data NULL: 1 */
   int64_t scale_batch_stride_a, scale_batch_stride_b;

@@ -1085,7 +1085,8 @@ CQSA_API void cqsa_fp8_gemm_args_init(cqsa_fp8_gemm_args *args, uint64_t size);
  * STRIDES, OVERLAP, INVALID_ARGUMENT, UNKNOWN_FLAG, UNSUPPORTED (with a provider asked for), WORKSPACE, OUT_OF_*, CALLBACK, RUNTIME, CAPTURE_UNSAFE. Thread class:
  * const (context), each call with its own workspace. Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_gemm(cqsa_context *context, const cqsa_fp8_gemm_args *args, void *stream);
-/* Bytes of workspace for it, as cqsa_fp8_quantize_workspace(); cqsa_fp8_workspace_init() prepares it. Errors: as above. Thread class: const. Since 0.1. */
+/* Bytes of workspace for it, as cqsa_fp8_quantize_workspace(); cqsa_fp8_workspace_init() prepares it. What is aligned otherwise may go to another implementation,
+ * so the addresses of a, b, c and d count too where they are given. Errors: as above. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_gemm_workspace(const cqsa_context *context, const cqsa_fp8_gemm_args *args, uint64_t *bytes_out);
 /* Which implementation runs it, and why each earlier one declined: text of several lines, the first "impl=NAME". Errors: as above. Thread class: const.
  * Since 0.1. */

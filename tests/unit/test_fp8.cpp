@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FP8 on the CPU backend through the public API, against an oracle that is a loop over the elements: bit for bit, and beside the
 // outputs nothing.
-#include "backends/fp8_rules.h"
 #include "fp8_problem.h"
 
 using namespace fp8_test;
@@ -110,7 +109,7 @@ TEST_CASE("fp8 oracle: known answers", "[fp8]") {
 }
 
 TEST_CASE("fp8 quantize: random problems, current and static scales", "[fp8]") {
-  for (uint64_t seed = 1; seed <= 3000; ++seed) {
+  for (uint64_t seed = 1; seed <= 2000; ++seed) {
     problem p = random_problem(seed);
     const std::string wrong = run_and_compare(p, {1, 1}, seed % 2 ? 2 : 1);
     INFO("seed " << seed << ": " << wrong);
@@ -281,7 +280,9 @@ TEST_CASE("fp8 amax: of blocks of any kind", "[fp8]") {
     box out = draw_grid(d, CQSA_DTYPE_F32, wanted.rows, wanted.cols);
     must(cqsa_fp8_amax(cpu_context(), p.x.tensor(), s.block, p.nan_policy, out.tensor(), nullptr, 0, nullptr));
     INFO("seed " << seed);
-    for (int64_t n = 0; n < out.count(); ++n) REQUIRE(same(out.f32(n), wanted.amax[static_cast<size_t>(n)]));
+    int64_t differ = 0;
+    for (int64_t n = 0; n < out.count(); ++n) differ += !same(out.f32(n), wanted.amax[static_cast<size_t>(n)]);
+    REQUIRE(differ == 0);
     REQUIRE(out.padding_is_whole());
     REQUIRE(p.x.unchanged());
   }
@@ -330,7 +331,9 @@ TEST_CASE("fp8 scales: from layout to layout", "[fp8]") {
     for (int64_t n = 0; n < from.count(); ++n) from.set(n, std::exp2(static_cast<double>(between(d, -140, 126))) * (chance(d, 50) ? 1 : 1.3));
     const auto move = [&](box& a, int la, box& b, int lb) { must(cqsa_fp8_scale_relayout(cpu_context(), a.tensor(), la, b.tensor(), lb, r, c, nullptr)); };
     move(from, 0, between_them, middle), move(between_them, middle, to, last), move(to, last, back, 0);
-    for (int64_t n = 0; n < from.count(); ++n) REQUIRE(back.f32(n) == cqsa::e8m0fnu_to_f32(cqsa::f32_to_e8m0fnu(from.f32(n))));
+    int64_t differ = 0;
+    for (int64_t n = 0; n < from.count(); ++n) differ += back.f32(n) != cqsa::e8m0fnu_to_f32(cqsa::f32_to_e8m0fnu(from.f32(n)));
+    REQUIRE(differ == 0);
     problem p;
     p.rows = r, p.cols = c;
     p.row.layout = last, p.row.scale_inv = to;
@@ -368,7 +371,9 @@ TEST_CASE("fp8 dequantize: what was quantized, and any codes", "[fp8]") {
         wanted.set(i * p.cols + j, static_cast<double>(product));
       }
     INFO("seed " << seed);
-    for (int64_t n = 0; n < out.count(); ++n) REQUIRE(((std::isnan(out.get(n)) && std::isnan(wanted.get(n))) || out.get(n) == wanted.get(n)));
+    int64_t differ = 0;
+    for (int64_t n = 0; n < out.count(); ++n) differ += !(std::isnan(out.get(n)) && std::isnan(wanted.get(n))) && out.get(n) != wanted.get(n);
+    REQUIRE(differ == 0);
     REQUIRE(out.padding_is_whole());
     ++done;
   }
@@ -381,8 +386,10 @@ TEST_CASE("fp8 transpose: bytes of any strides", "[fp8]") {
     const int64_t r = between(d, 0, 200), c = between(d, 0, 200);
     box x(one_of(d, {CQSA_DTYPE_U8, CQSA_DTYPE_E4M3FN, CQSA_DTYPE_E5M2FNUZ, CQSA_DTYPE_E8M0FNU}), {r, c}, d), out(x.dtype, {c, r}, d);
     must(cqsa_fp8_transpose(cpu_context(), x.tensor(), out.tensor(), nullptr));
+    int64_t differ = 0;
     for (int64_t i = 0; i < r; ++i)
-      for (int64_t j = 0; j < c; ++j) REQUIRE(out.byte(j * r + i) == x.byte(i * c + j));
+      for (int64_t j = 0; j < c; ++j) differ += out.byte(j * r + i) != x.byte(i * c + j);
+    REQUIRE(differ == 0);
     REQUIRE((x.unchanged() && out.padding_is_whole()));
   }
 }

@@ -188,6 +188,10 @@ TEST_CASE("fp8 calls: what rings refuse", "[fp8]") {
   refuse([](a& x, r&) { x.source = CQSA_FP8_CURRENT; }, bad, "args->ring is given, but args->source is not CQSA_FP8_RING: wanted NULL");
   refuse([&](a& x, r&) { x.row.scale_inv = typed(c.amax.tensor(), CQSA_DTYPE_E8M0FNU), x.amax = nullptr; }, bad,
          "args->row.scale_inv holds powers of two, but args->ring has no CQSA_FP8_POW2");
+  refuse([&](a& x, r& y) {
+    y.flags = CQSA_FP8_POW2, x.transposed.out = typed(c.turned.tensor(), CQSA_DTYPE_E4M3FNUZ);
+    x.transposed.scale_inv = typed(c.amax.tensor(), CQSA_DTYPE_E8M0FNU), x.amax = nullptr;
+  }, bad, "args->transposed.scale_inv holds powers of two, but args->transposed.out is e4m3fnuz, whose scale is 0.535714 times that of args->ring's e4m3fn");
   refuse([&](a& x, r& y) { x.row.out = changed(x.row.out, [&](cqsa_tensor& t) { t.data = y.state; }); }, CQSA_ERROR_OVERLAP, "args->row.out overlaps args->ring: bytes 0x");
 }
 

@@ -278,6 +278,17 @@ TEST_CASE("fp8 calls: a product goes to the first implementation that takes it",
     REQUIRE(cqsa_fp8_gemm_workspace(device_context(), &g, &bytes) == CQSA_OK);
     CHECK(bytes == (k >= 64 ? 256u : 0u));
     CHECK(cqsa_fp8_gemm(device_context(), &g, nullptr) == CQSA_OK);
+    if (bytes) {
+      aligned memory(bytes, true, 0xFF);
+      REQUIRE(cqsa_fp8_workspace_init(device_context(), memory.data(), bytes, nullptr) == CQSA_OK);
+      g.workspace = memory.data(), g.workspace_bytes = bytes - 1;
+      CHECK((cqsa_fp8_gemm(device_context(), &g, nullptr) == CQSA_ERROR_WORKSPACE && said() == "args->workspace_bytes is 255, this call needs 256"));
+      g.workspace_bytes = bytes;
+      CHECK(cqsa_fp8_gemm(device_context(), &g, nullptr) == CQSA_OK);
+      fake().stream_sync(nullptr);
+      CHECK(memory.canary_is_whole(0xFF));
+      g.workspace = nullptr, g.workspace_bytes = 0;
+    }
     void* const stream = fake().stream_create(0);
     fake().stream_sync(nullptr);
     fake().capture_begin(stream);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // cqsa_fp8_gemm on the CPU backend against sums in fp64.
+#include "context.h"
 #include "fp8_oracle.h"
 
 using namespace fp8_test;
@@ -183,4 +184,47 @@ TEST_CASE("fp8 gemm: a long k keeps its accuracy", "[fp8]") {
     errors += std::pow(p.d.get(at) - wanted, 2), all += wanted * wanted;
   }
   CHECK(std::sqrt(errors / all) <= 1.5e-4);
+}
+
+// A backend without FP8: every call says so, once its arguments are right.
+TEST_CASE("fp8 on a backend that has none", "[fp8]") {
+  cqsa_backend_v1 backend = *cqsa_cpu_backend();
+  backend.name = "bare";
+  backend.fp8_quantize_workspace = nullptr, backend.fp8_quantize = nullptr, backend.fp8_workspace_init = nullptr, backend.fp8_dequantize = nullptr;
+  backend.fp8_scale = nullptr, backend.fp8_transpose = nullptr, backend.fp8_rings = nullptr, backend.fp8_gemm = nullptr, backend.num_fp8_gemm = 0;
+  cqsa_context context;
+  context.backend = &backend;
+  dice d(1);
+  box x(CQSA_DTYPE_F32, {2, 2}, d), out(CQSA_DTYPE_E4M3FN, {2, 2}, d), turned(CQSA_DTYPE_E4M3FN, {2, 2}, d), scale(CQSA_DTYPE_F32, {}, d), other(CQSA_DTYPE_F32, {}, d);
+  const auto none = [](cqsa_status status, const char* what) {
+    INFO(cqsa_last_error());
+    CHECK((status == CQSA_ERROR_UNSUPPORTED && cqsa_last_error() == std::string("backend bare has no ") + what));
+  };
+  cqsa_fp8_quantize_args q = CQSA_FP8_QUANTIZE_ARGS_INIT;
+  q.x = x.tensor(), q.row.out = out.tensor();
+  const cqsa_fp8_quantize_args* const list[] = {&q};
+  const int64_t block[2] = {0, 0};
+  uint64_t bytes = 0;
+  none(cqsa_fp8_quantize(&context, &q, nullptr), "fp8_quantize");
+  none(cqsa_fp8_quantize_workspace(&context, list, 1, &bytes), "fp8_quantize");
+  none(cqsa_fp8_amax(&context, x.tensor(), block, 0, scale.tensor(), nullptr, 0, nullptr), "fp8_amax");
+  alignas(64) char memory[128] = {};
+  none(cqsa_fp8_workspace_init(&context, memory, sizeof memory, nullptr), "fp8_workspace_init");
+  cqsa_fp8_ring ring = CQSA_FP8_RING_INIT;
+  ring.hist_len = 4, ring.format = CQSA_DTYPE_E4M3FN, ring.state = memory, ring.bytes = sizeof memory;
+  none(cqsa_fp8_ring_init(&context, &ring, 0, nullptr), "fp8_ring_init");
+  cqsa_fp8_dequantize_args b = CQSA_FP8_DEQUANTIZE_ARGS_INIT;
+  b.codes = out.tensor(), b.scale_inv = scale.tensor(), b.out = x.tensor();
+  none(cqsa_fp8_dequantize(&context, &b, nullptr), "fp8_dequantize");
+  cqsa_fp8_scale_args s = CQSA_FP8_SCALE_ARGS_INIT;
+  s.amax = scale.tensor(), s.scale = other.tensor(), s.format = CQSA_DTYPE_E4M3FN;
+  none(cqsa_fp8_scale_from_amax(&context, &s, nullptr), "fp8_scale_from_amax");
+  none(cqsa_fp8_scale_relayout(&context, scale.tensor(), 0, other.tensor(), 0, 1, 1, nullptr), "fp8_scale_relayout");
+  none(cqsa_fp8_transpose(&context, out.tensor(), turned.tensor(), nullptr), "fp8_transpose");
+  cqsa_fp8_gemm_args g = CQSA_FP8_GEMM_ARGS_INIT;
+  g.a = g.b = out.tensor(), g.d = x.tensor();
+  none(cqsa_fp8_gemm(&context, &g, nullptr), "fp8_gemm");
+  none(cqsa_fp8_gemm_workspace(&context, &g, &bytes), "fp8_gemm");
+  none(cqsa_fp8_gemm_explain(&context, &g, nullptr, 0, nullptr), "fp8_gemm");
+  CHECK((x.unchanged() && out.unchanged() && turned.unchanged() && other.unchanged()));
 }

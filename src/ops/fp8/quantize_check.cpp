@@ -183,9 +183,14 @@ cqsa_status take_sides(operand_list& list, const args_type& a, const shape_of_x&
 
 // ---- the ring ---------------------------------------------------------------------------------------------------------------
 
+// A scale that is no power of two would be published as another one than the codes were made with.
 cqsa_status check_ring_scales(const cqsa_fp8_output& out, const side_names& names, const cqsa_fp8_ring& ring) {
-  if (!is_e8m0(out.scale_inv) || (ring.flags & CQSA_FP8_POW2)) return CQSA_OK;
-  return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s holds powers of two, but args->ring has no CQSA_FP8_POW2", names.scale_inv);
+  if (!is_e8m0(out.scale_inv)) return CQSA_OK;
+  if (!(ring.flags & CQSA_FP8_POW2))
+    return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s holds powers of two, but args->ring has no CQSA_FP8_POW2", names.scale_inv);
+  if (std::exp2(std::ilogb(out.ratio)) == out.ratio) return CQSA_OK;
+  return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s holds powers of two, but %s is %s, whose scale is %g times that of args->ring's %s", names.scale_inv, names.out,
+              dtype_name(out.codes.dtype), static_cast<double>(out.ratio), dtype_name(ring.format));
 }
 
 cqsa_status take_job_ring(operand_list& list, const args_type& a, cqsa_fp8_job& job) {
