@@ -93,15 +93,6 @@ static void encode_to(const void* x, cqsa_dtype type, int64_t n, int64_t group, 
   else encode_line<F, false>((const uint16_t*)x, n, group, scales, to);
 }
 
-static void encode(const void* x, cqsa_dtype type, int64_t n, int64_t group, const float* scales, const fp8_coding* how, uint8_t* to) {
-  switch (how->format) {
-    case CQSA_DTYPE_E4M3FN: return encode_to<e4m3fn_of>(x, type, n, group, scales, how->saturate, to);
-    case CQSA_DTYPE_E5M2: return encode_to<e5m2_of>(x, type, n, group, scales, how->saturate, to);
-    case CQSA_DTYPE_E4M3FNUZ: return encode_to<e4m3fnuz_of>(x, type, n, group, scales, how->saturate, to);
-    default: return encode_to<e5m2fnuz_of>(x, type, n, group, scales, how->saturate, to);
-  }
-}
-
 // ---- amaxes -----------------------------------------------------------------------------------------------------------------
 
 template <bool Finite> static inline int32_t magnitude(float x) {
@@ -225,8 +216,6 @@ static void transpose(const uint8_t* x, int64_t stride, int64_t rows, int64_t co
   transpose_rest(x + whole_columns, stride, whole_rows, columns - whole_columns, out + whole_columns * out_stride, out_stride);
   transpose_rest(x + whole_rows * stride, stride, rows - whole_rows, columns, out + whole_rows, out_stride);
 }
-
-constexpr fp8_target lines_of_target = {load_line, save_line, multiply_line, silu_line, largest, encode, sum_line, transpose};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lines of FP8 for one instruction set; CMakeLists.txt gives this file its flags.
 #define HWY_COMPILE_ONLY_STATIC
-#include "fp8-inl.h"
+#include "fp8_target-inl.h"
 
 namespace cqsa::cpu {
 

@@ -13,7 +13,8 @@ constexpr int64_t fp8_line = 1024;  // most elements of a line that is staged
 struct fp8_coding {
   cqsa_dtype format;
   bool saturate;
-  bool streams;  // codes go past the caches: there are more than they hold
+  bool streams;  // codes may go past the caches: there are more than they hold
+  bool finite;   // the largest of the finite elements is wanted
 };
 
 // Lines are compact and aligned to their elements unless a stride says otherwise; their type is F32 or BF16.
@@ -26,11 +27,12 @@ struct fp8_target {
   void (*silu)(float* x, const float* up, int64_t n);
   // most[i / group] = the larger of it and the bits of |x[i]|; finite: those of other elements do not count.
   void (*largest)(const void* x, cqsa_dtype type, int64_t n, int64_t group, bool finite, uint32_t* most);
-  // to[i] = the code of x[i] * scales[i / group].
-  void (*encode)(const void* x, cqsa_dtype type, int64_t n, int64_t group, const float* scales, const fp8_coding* how, uint8_t* to);
+  // to[i] = the code of x[i] * scales[i / group]. *most, unless most is NULL: the larger of it and the bits of the largest |x[i]|.
+  void (*encode)(const void* x, cqsa_dtype type, int64_t n, int64_t group, const float* scales, const fp8_coding* how, uint8_t* to, uint32_t* most);
   void (*sum)(const float* x, int64_t n, double* sums);
   // out[j * out_stride + i] = x[i * stride + j]
   void (*transpose)(const uint8_t* x, int64_t stride, int64_t rows, int64_t columns, uint8_t* out, int64_t out_stride);
+  void (*finish)();  // by each worker at its end: what went past the caches is in memory
 };
 
 extern const fp8_target fp8_baseline;

@@ -239,22 +239,27 @@ void count_line(worker& w, const line& l, const line_scales& by, cqsa_dtype form
   if (!fp8::is_finite(fp8::float_of(most)) || (fp8::is_format(format) && !(y <= fp8::largest_of(format)))) count_elements(w, l, by, format);
 }
 
-void encode_line(const worker& w, const line& l, const line_scales& by, const fp8_side_pass& side, uint8_t* to) {
-  const cqsa_fp8_job& job = *w.pass.job;
-  const fp8_coding how{side.side->codes.dtype, !(job.flags & CQSA_FP8_NO_SATURATE), w.pass.streams && !side.transposed};
-  if (job.rng) encode_at_random(w, l, by, how, to);
-  else w.pass.target->encode(l.x.data, l.x.type, l.n, by.group, by.scales, &how, to);
+// The first side finds the amax of the line, where that is wanted.
+void encode_line(worker& w, const line& l, const line_scales& by, int s, bool streams, uint8_t* to) {
+  const fp8_pass& p = w.pass;
+  const fp8_side_pass& side = p.sides[s];
+  const bool finite = p.job->nan_policy == CQSA_FP8_NAN_IGNORE;
+  const fp8_coding how{side.side->codes.dtype, !(p.job->flags & CQSA_FP8_NO_SATURATE), streams, finite};
+  uint32_t* const most = p.finds_amax && s == 0 ? &w.amax : nullptr;
+  if (!p.job->rng) return p.target->encode(l.x.data, l.x.type, l.n, by.group, by.scales, &how, to, most);
+  encode_at_random(w, l, by, how, to);
+  if (most) p.target->largest(l.x.data, l.x.type, l.n, l.n, finite, most);
 }
 
 bool same_codes(const fp8_pass& p, const line_scales& a, const line_scales& b) {
   return p.sides[0].by_row && p.sides[1].by_row && *a.scales == *b.scales && p.sides[0].side->codes.dtype == p.sides[1].side->codes.dtype;
 }
 
-void write_row(worker& w, const line& l, const line_scales& by, const fp8_side_pass& side) {
-  const cqsa_matrix& out = side.side->codes;
+void write_row(worker& w, const line& l, const line_scales& by) {
+  const cqsa_matrix& out = w.pass.sides[0].side->codes;
   auto* const to = reinterpret_cast<uint8_t*>(matrix_address(out, w.pass.job->rows, l.i, l.j));
-  if (out.stride[2] == 1) return encode_line(w, l, by, side, to);
-  encode_line(w, l, by, side, w.codes);
+  if (out.stride[2] == 1) return encode_line(w, l, by, 0, w.pass.streams && w.pass.side_count == 1, to);
+  encode_line(w, l, by, 0, false, w.codes);
   for (int64_t k = 0; k < l.n; ++k) to[k * out.stride[2]] = w.codes[k];
 }
 
@@ -267,10 +272,10 @@ void write_line(worker& w, const region& at, const line& l, uint8_t* to) {
     const fp8_side_pass& side = p.sides[s];
     if (side.counted) count_line(w, l, by[s], side.side ? side.side->codes.dtype : CQSA_DTYPE_NONE);
     if (!side.side) continue;
-    if (!side.transposed) write_row(w, l, by[s], side);
+    if (!side.transposed) write_row(w, l, by[s]);
     else if (s == 1 && p.sides[0].side->codes.stride[2] == 1 && same_codes(p, by[0], by[1]))
       std::memcpy(to, matrix_address(p.sides[0].side->codes, p.job->rows, l.i, l.j), size_t(l.n));
-    else encode_line(w, l, by[s], side, to);
+    else encode_line(w, l, by[s], s, false, to);
   }
 }
 
@@ -290,11 +295,11 @@ void write_transposed(worker& w, const region& tile) {
 
 void write_tile(worker& w, const region& at, const region& tile) {
   const fp8_pass& p = w.pass;
-  const bool finite = p.job->nan_policy == CQSA_FP8_NAN_IGNORE;
+  const bool finite = p.job->nan_policy == CQSA_FP8_NAN_IGNORE, encodes = p.side_count > 0 && p.sides[0].side;
   for (int64_t i = tile.top; i < tile.bottom; ++i) {
     line l{i, tile.left, tile.right - tile.left, {}};
     l.x = fp8_fetch(*p.target, *p.job, i, l.j, l.n, &w.lines);
-    if (p.finds_amax) p.target->largest(l.x.data, l.x.type, l.n, l.n, finite, &w.amax);
+    if (p.finds_amax && !encodes) p.target->largest(l.x.data, l.x.type, l.n, l.n, finite, &w.amax);
     write_line(w, at, l, w.tile + (i - tile.top) * fp8_tile_columns);
   }
   if (is_transposing(p)) write_transposed(w, tile);
@@ -344,6 +349,7 @@ void fp8_work_on_regions(const fp8_pass& p, fp8_results* results) {
     const int64_t at = p.backwards ? count - 1 - n : n, i = p.top + at / across * p.region_rows, j = at % across * p.region_columns;
     work_on_region(w, {i, std::min(i + p.region_rows, p.bottom), j, std::min(j + p.region_columns, p.job->columns)});
   }
+  p.target->finish();
   fp8_raise(results->amax, w.amax);
   for (int n = 0; n < 3; ++n) results->counts[n].fetch_add(w.counts[n], std::memory_order_relaxed);
 }

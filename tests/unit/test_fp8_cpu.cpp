@@ -67,10 +67,10 @@ std::vector<float> special_floats() {
 
 void check_codes(const std::vector<float>& x, float scale, cqsa_dtype format, bool saturate) {
   std::vector<uint8_t> codes(x.size());
-  const fp8_coding how{format, saturate, false};
+  const fp8_coding how{format, saturate, false, false};
   const int64_t n = int64_t(x.size());
   for (const named_target& t : targets()) {
-    t.target->encode(x.data(), CQSA_DTYPE_F32, n, n, &scale, &how, codes.data());
+    t.target->encode(x.data(), CQSA_DTYPE_F32, n, n, &scale, &how, codes.data(), nullptr);
     size_t wrong = 0, at = 0;
     for (size_t i = 0; i < x.size(); ++i)
       if (codes[i] != f32_to_code(x[i] != x[i] ? x[i] : x[i] * scale, format, saturate)) ++wrong, at = i;
@@ -115,8 +115,8 @@ TEST_CASE("fp8: every bf16 and every code", "[fp8]") {
   const float scale = 1.7f;
   for (const named_target& t : targets())
     for (const cqsa_dtype format : formats) {
-      const fp8_coding how{format, true, false};
-      t.target->encode(x.data(), CQSA_DTYPE_BF16, 1 << 16, 1 << 16, &scale, &how, codes.data());
+      const fp8_coding how{format, true, false, false};
+      t.target->encode(x.data(), CQSA_DTYPE_BF16, 1 << 16, 1 << 16, &scale, &how, codes.data(), nullptr);
       size_t wrong = 0;
       for (size_t i = 0; i < x.size(); ++i) {
         const float f = bf16_to_f32(x[i]);
