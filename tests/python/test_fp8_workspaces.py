@@ -42,7 +42,8 @@ class Calls:
         return self.needs
 
     def run(self, queue):
-        parts.run(types.SimpleNamespace(queue=queue, stream=None if queue is None else queue.handle, context=types.SimpleNamespace(handle=1)), "kind", self.launch, self.size)
+        target = types.SimpleNamespace(queue=queue, stream=None if queue is None else queue.handle, context=types.SimpleNamespace(handle=1))
+        parts.run(target, "kind", self.launch, self.size)
         return self.seen[-1]
 
 

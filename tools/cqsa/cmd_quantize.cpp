@@ -51,8 +51,8 @@ struct task {
 class quantizer {
  public:
   explicit quantizer(const quantize_options& options)
-      : options_(options), format_(fp8_format_by_name(options.format)), block_(fp8_block_by_name(options.granularity)), is_mx_(options.granularity == "mx"),
-        file_(options.input), context_(make_context("cpu", options.threads)) {
+      : options_(options), format_(fp8_format_by_name(options.format)), block_(fp8_block_by_name(options.granularity)),
+        is_mx_(options.granularity == "mx"), file_(options.input), context_(make_context("cpu", options.threads)) {
     if (block_.rows > 1 && kBandRows % block_.rows != 0)
       throw std::runtime_error(fmt::format("--granularity {}: rows of a block that divide {} are wanted", options.granularity, kBandRows));
     rule_.format = &format_;
@@ -99,8 +99,8 @@ class quantizer {
   bool is_wanted(const file_array& array) const {
     const cqsa_dtype type = array.type->dtype;
     const bool is_float = type == CQSA_DTYPE_F32 || type == CQSA_DTYPE_F16 || type == CQSA_DTYPE_BF16;
-    return is_float && array.shape.size() == 2 && array.shape[0] > 0 && array.shape[1] > 0 && (options_.include.empty() || matches(options_.include, array.name)) &&
-           !matches(options_.exclude, array.name);
+    const bool is_matrix = array.shape.size() == 2 && array.shape[0] > 0 && array.shape[1] > 0;
+    return is_float && is_matrix && (options_.include.empty() || matches(options_.include, array.name)) && !matches(options_.exclude, array.name);
   }
 
   std::vector<int64_t> grid_of(const file_array& array) const { return {block_.down(array.shape[0]), block_.across(array.shape[1])}; }
@@ -147,7 +147,8 @@ class quantizer {
       std::vector<uint8_t> bytes(is_mx_ ? scale_inv.size() : 0);
       quantize_band(one, part, scales, codes + part.first * columns, is_mx_ ? static_cast<void*>(bytes.data()) : scale_inv.data(), down, grid[1]);
       const int64_t width = is_mx_ ? 1 : 4;
-      std::memcpy(inverse + above * grid[1] * width, is_mx_ ? static_cast<void*>(bytes.data()) : scale_inv.data(), static_cast<std::size_t>(down * grid[1] * width));
+      const void* const made = is_mx_ ? static_cast<void*>(bytes.data()) : scale_inv.data();
+      std::memcpy(inverse + above * grid[1] * width, made, static_cast<std::size_t>(down * grid[1] * width));
       for (std::size_t n = 0; n < bytes.size(); ++n) scale_inv[n] = static_cast<float>(std::ldexp(1.0, bytes[n] - 127));
       if (options_.check) check_band(one, part, codes + part.first * columns, scale_inv, grid[1], joins_bands, sum);
       drop(out);
@@ -219,12 +220,14 @@ class quantizer {
       const auto got = static_cast<unsigned>(codes[n]);
       const float value = x[static_cast<std::size_t>(n)];
       // A scale that bands share is known by its reciprocal alone, which may be an ulp off: then only the size of the error is looked at.
-      if (!is_given && (got != fp8_encode(format_, value * scale.scale, true) || scale.scale_inv != scale_inv[block]) && !std::isnan(value) && one.failure.empty())
-        one.failure = fmt::format("element [{}, {}], {}, became {:#04x} with scale_inv {}, wanted {:#04x} with {}", part.first + r, c, value, got, scale_inv[block],
-                                  fp8_encode(format_, value * scale.scale, true), scale.scale_inv);
+      const unsigned wanted = fp8_encode(format_, value * scale.scale, true);
+      if (!is_given && (got != wanted || scale.scale_inv != scale_inv[block]) && !std::isnan(value) && one.failure.empty())
+        one.failure = fmt::format("element [{}, {}], {}, became {:#04x} with scale_inv {}, wanted {:#04x} with {}", part.first + r, c, value, got,
+                                  scale_inv[block], wanted, scale.scale_inv);
       if (!std::isfinite(value)) continue;
       const double off = fp8_decode(format_, got) * scale_inv[block] - value;
-      const double unit = std::ldexp(1.0, -format_.mantissa_bits - 1) * 1.01 * std::fabs(value) + std::ldexp(1.0, -format_.bias - format_.mantissa_bits) * 1.01 * scale_inv[block];
+      const double least = std::ldexp(1.0, -format_.bias - format_.mantissa_bits) * scale_inv[block];
+      const double unit = 1.01 * (std::ldexp(1.0, -format_.mantissa_bits - 1) * std::fabs(value) + least);
       if (std::fabs(off) > unit && one.failure.empty()) one.failure = fmt::format("element [{}, {}], {}, came back {} off", part.first + r, c, value, off);
       sum.off += off * off, sum.size += static_cast<double>(value) * value;
     }
@@ -240,7 +243,8 @@ class quantizer {
   }
 
   void report_json(const task& one) const {
-    nlohmann::ordered_json json = {{"record", "tensor"}, {"name", one.in.name}, {"dtype", one.in.type->name}, {"shape", one.in.shape}, {"quantized", one.quantized}};
+    nlohmann::ordered_json json = {{"record", "tensor"}, {"name", one.in.name}, {"dtype", one.in.type->name}, {"shape", one.in.shape},
+                                   {"quantized", one.quantized}};
     if (options_.check && one.quantized) json.update({{"error", one.error}, {"pass", one.failure.empty()}});
     if (!one.failure.empty()) json["failure"] = one.failure;
     fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
@@ -249,8 +253,8 @@ class quantizer {
   int summary() const {
     const auto in = static_cast<double>(file_.bytes().size());
     if (!options_.json)
-      fmt::print("{} of {} tensors in {}, {}: {} from {}{}\n", quantized_, tasks_.size(), options_.format, options_.granularity, bytes_text(static_cast<double>(end_)),
-                 bytes_text(in), options_.check ? failures_ ? ": FAIL" : ": PASS" : "");
+      fmt::print("{} of {} tensors in {}, {}: {} from {}{}\n", quantized_, tasks_.size(), options_.format, options_.granularity,
+                 bytes_text(static_cast<double>(end_)), bytes_text(in), options_.check ? failures_ ? ": FAIL" : ": PASS" : "");
     return failures_ ? kExitCheckFailed : kExitOk;
   }
 
@@ -279,8 +283,11 @@ void add_quantize(CLI::App& app, int& status) {
   command.add_option("input", options->input, "a .safetensors file")->required()->type_name("IN");
   command.add_option("-o,--output", options->output, "the file to write")->required()->type_name("OUT");
   command.add_option("--format", options->format, "e4m3fn (default), e5m2, e4m3fnuz, e5m2fnuz")->type_name("NAME");
-  command.add_option("--granularity", options->granularity, "what shares a scale: tensor (default), row, col, 1x128, 128x128, 1x64 .., or mx (1x32, E8M0)")->type_name("NAME");
-  command.add_option("--include", options->include, "only tensors with a name like this, * and ? as in a shell; may be given again")->type_name("PATTERN")->allow_extra_args(false);
+  command.add_option("--granularity", options->granularity, "what shares a scale: tensor (default), row, col, 1x128, 128x128, 1x64 .., or mx (1x32, E8M0)")
+      ->type_name("NAME");
+  command.add_option("--include", options->include, "only tensors with a name like this, * and ? as in a shell; may be given again")
+      ->type_name("PATTERN")
+      ->allow_extra_args(false);
   command.add_option("--exclude", options->exclude, "not those; may be given again")->type_name("PATTERN")->allow_extra_args(false);
   command.add_option("--threads", options->threads, "host threads; default: one per core")->check(CLI::NonNegativeNumber);
   command.add_flag("--pow2", options->pow2, "scales that are powers of two");

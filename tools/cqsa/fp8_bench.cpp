@@ -56,7 +56,8 @@ constexpr kind kKinds[] = {
 class fp8_bench {
  public:
   explicit fp8_bench(const fp8_bench_options& options)
-      : options_(options), threads_(threads_or_all(static_cast<int>(parse_count(options.threads)))), context_(make_context(options.backend, threads_)) {
+      : options_(options), threads_(threads_or_all(static_cast<int>(parse_count(options.threads)))),
+        context_(make_context(options.backend, threads_)) {
     const std::string backend = cqsa_context_backend(context_.get());
     if (!is_host_backend(backend)) device_ = open_device_memory(backend);
     options.json_lines ? print(machine_json(context_.get())) : fmt::print("{}\n", machine_text(context_.get()));
@@ -96,7 +97,8 @@ class fp8_bench {
 
   // Seconds of a copy that reads and writes so many bytes in all, by all threads of the context or by the device.
   double copy(int64_t bytes) {
-    fp8_array from(device_.get(), CQSA_DTYPE_U8, {std::max<int64_t>(bytes / 2, 1)}), to(device_.get(), CQSA_DTYPE_U8, {std::max<int64_t>(bytes / 2, 1)});
+    const std::vector<int64_t> shape = {std::max<int64_t>(bytes / 2, 1)};
+    fp8_array from(device_.get(), CQSA_DTYPE_U8, shape), to(device_.get(), CQSA_DTYPE_U8, shape);
     auto* const source = static_cast<std::byte*>(from.address());
     auto* const target = static_cast<std::byte*>(to.address());
     if (device_) return time([&] { device_->copy(target, source, static_cast<uint64_t>(bytes / 2)); });
@@ -116,7 +118,8 @@ class fp8_bench {
 
   void quantize(const std::string& dtype, int64_t rows, int64_t columns) {
     for (const kind& one : kKinds) {
-      const fp8_line line(kFp8QuantizeKeys, fmt::format("rows={} cols={} dtype={} seed=1 {}", std::min<int64_t>(rows, 256), columns, dtype, one.keys));
+      const int64_t few = std::min<int64_t>(rows, 256);
+      const fp8_line line(kFp8QuantizeKeys, fmt::format("rows={} cols={} dtype={} seed=1 {}", few, columns, dtype, one.keys));
       const std::string failure = checked("fp8-quantize", line);
       if (!failure.empty()) {
         fail(one.name, failure, fmt::format("cqsa parity --op fp8-quantize --problem '{}'", line.text()));
@@ -126,7 +129,8 @@ class fp8_bench {
       const double seconds = time([&] { work.launch(); }), of_copy = copy(work.moved());
       const double rate = static_cast<double>(work.moved()) / seconds, peer = static_cast<double>(work.moved()) / of_copy;
       if (options_.json_lines)
-        print({{"record", "fp8_quantize"}, {"kind", one.name}, {"dtype", dtype}, {"rows", rows}, {"cols", columns}, {"threads", threads_}, {"seconds", seconds},
+        print({{"record", "fp8_quantize"}, {"kind", one.name}, {"dtype", dtype}, {"rows", rows}, {"cols", columns}, {"threads", threads_},
+               {"seconds", seconds},
                {"bytes", work.moved()}, {"gb_per_s", rate * 1e-9}, {"copy_gb_per_s", peer * 1e-9}, {"share_of_copy", rate / peer}, {"pass", true}});
       else
         fmt::print("{:<28} {:<6} {:>7} {:>7} {:>11} {:>9.2f} {:>11.2f} {:>7.1f} %\n", one.name, dtype, rows, columns, seconds_text(seconds), rate * 1e-9, peer * 1e-9,
@@ -228,8 +232,8 @@ class fp8_bench {
     const double seconds = time([&] { require(cqsa_fp8_gemm(context_.get(), &args, device_ ? device_->stream() : nullptr)); });
     const double rate = 2.0 * std::pow(static_cast<double>(size), 3) / seconds;
     if (options_.json_lines)
-      print({{"record", "fp8_gemm"}, {"scales", one.name}, {"size", size}, {"implementation", name}, {"threads", threads_}, {"seconds", seconds}, {"gflops", rate * 1e-9},
-             {"pass", true}});
+      print({{"record", "fp8_gemm"}, {"scales", one.name}, {"size", size}, {"implementation", name}, {"threads", threads_}, {"seconds", seconds},
+             {"gflops", rate * 1e-9}, {"pass", true}});
     else
       fmt::print("{:<28} {:>7} {:<24} {:>11} {:>12.1f}\n", one.name, size, name, seconds_text(seconds), rate * 1e-9);
     std::fflush(stdout);
@@ -246,7 +250,10 @@ class fp8_bench {
   fp8_array factor(int64_t size) {
     fp8_array out(device_.get(), CQSA_DTYPE_E4M3FN, {size, size});
     const random_buffer random(3);
-    for (int64_t n = 0; n < size * size; ++n) *out.at(n) = static_cast<std::byte>(random.bits(static_cast<uint64_t>(n)) % 0x48 | (random.bits(static_cast<uint64_t>(n)) >> 32 & 0x80));
+    for (int64_t n = 0; n < size * size; ++n) {
+      const uint64_t bits = random.bits(static_cast<uint64_t>(n));
+      *out.at(n) = static_cast<std::byte>(bits % 0x48 | (bits >> 32 & 0x80));
+    }
     out.upload();
     return out;
   }

@@ -21,8 +21,8 @@ namespace {
 class fp8_output {
  public:
   fp8_output(const fp8_parity_options& options, const cqsa_context* context) : options_(options) {
-    report_ = fmt::format("cqsa parity --op {} --problems {} --backend {} --seed {}\n\n{}\n", options.op, options.lines.empty() ? options.set : "(from --problem)",
-                          options.backend, options.seed, machine_text(context));
+    report_ = fmt::format("cqsa parity --op {} --problems {} --backend {} --seed {}\n\n{}\n", options.op,
+                          options.lines.empty() ? options.set : "(from --problem)", options.backend, options.seed, machine_text(context));
     if (options.json) print(machine_json(context));
   }
 

@@ -85,13 +85,13 @@ class quantize_problem {
   void fill_x(int call) {
     const random_buffer random(seed_ * 16 + static_cast<uint64_t>(call));
     const std::string& kind = line_["data"];
-    for (int64_t n = 0, all = x_.count(); n < all; ++n) x_.set(n, value(random, kind, n, all));
+    for (int64_t n = 0, all = x_.count(); n < all; ++n) x_.set(n, value(random, kind, n));
     if (kind == "outlier" && x_.count() > 0) x_.set(x_.count() - 2 + x_.count() % 2, 1000);
     x_.upload();
     values_ = x_.floats();
   }
 
-  double value(const random_buffer& random, const std::string& kind, int64_t n, int64_t all) const {
+  static double value(const random_buffer& random, const std::string& kind, int64_t n) {
     const uint64_t at = 4 * static_cast<uint64_t>(n);
     if (kind == "zero") return n % 2 ? 0.0 : -0.0;
     if (kind == "wide" || kind == "special") {
@@ -99,9 +99,8 @@ class quantize_problem {
       if (kind == "special" && bits % 16 == 0) return std::array{std::nan(""), kInfinity, -kInfinity, -0.0}[bits / 16 % 4];
       return std::ldexp(random.unit(at + 1), static_cast<int>(bits / 64 % 40) - 20);
     }
-    if (kind == "codes") return std::ldexp(fp8_decode(fp8_format_by_name("e4m3fn"), static_cast<unsigned>(n % 127)) * (1 + n / 127 % 3 * 0.0625), 0);
+    if (kind == "codes") return fp8_decode(fp8_format_by_name("e4m3fn"), static_cast<unsigned>(n % 127)) * (1 + static_cast<double>(n / 127 % 3) * 0.0625);
     if (kind != "normal" && kind != "outlier") throw std::runtime_error(fmt::format("data={}: normal, wide, special, zero, codes or outlier is wanted", kind));
-    (void)all;
     return random.unit(at) + random.unit(at + 1) + random.unit(at + 2) + random.unit(at + 3);
   }
 
@@ -126,8 +125,10 @@ class quantize_problem {
   void make_static(side& to, int64_t down, int64_t across) {
     const random_buffer random(seed_ * 16 + 9);
     to.scale_in = fp8_array(device_, CQSA_DTYPE_F32, {down, across});
-    for (int64_t n = 0; n < down * across; ++n)
-      to.scale_in.set(n, rule_.pow2 ? std::ldexp(1.0, static_cast<int>(random.bits(static_cast<uint64_t>(n)) % 16)) : 40 * (1.5 + random.unit(static_cast<uint64_t>(n))));
+    for (int64_t n = 0; n < down * across; ++n) {
+      const auto at = static_cast<uint64_t>(n);
+      to.scale_in.set(n, rule_.pow2 ? std::ldexp(1.0, static_cast<int>(random.bits(at) % 16)) : 40 * (1.5 + random.unit(at)));
+    }
     to.scale_in.upload();
   }
 
@@ -253,7 +254,8 @@ class quantize_problem {
         const auto got = static_cast<unsigned>(*one.codes.at(one.turned ? c * all_rows_ + r : r * columns_ + c));
         // The sign of a NaN is that of an intermediate result, which nobody promises.
         if (got != wanted && !(std::isnan(fp8_decode(*one.format, got)) && std::isnan(fp8_decode(*one.format, wanted))))
-          return fmt::format("the code of element [{}, {}], {}, is {:#04x}, wanted {:#04x} (scale {})", r, c, x, got, wanted, scales[static_cast<std::size_t>(block)].scale);
+          return fmt::format("the code of element [{}, {}], {}, is {:#04x}, wanted {:#04x} (scale {})", r, c, x, got, wanted,
+                             scales[static_cast<std::size_t>(block)].scale);
         saturated += std::isfinite(x) && is_saturated(*one.format, product);
       }
     return verify_scales(one, scales, down, across);
@@ -284,7 +286,8 @@ class quantize_problem {
         const std::byte* at = layout == "e8m0"     ? one.scale_inv.at(r * across + c)
                               : layout == "packed" ? one.scale_inv.at(r * four + c / 4) + c % 4
                                                    : one.scale_inv.at((r / 128 * four + c / 4) * 512 + r % 32 * 16 + r % 128 / 32 * 4 + c % 4);
-        if (static_cast<unsigned>(*at) != wanted) return fmt::format("the E8M0 scale of block [{}, {}] is {}, wanted {}", r, c, static_cast<unsigned>(*at), wanted);
+        if (static_cast<unsigned>(*at) != wanted)
+          return fmt::format("the E8M0 scale of block [{}, {}] is {}, wanted {}", r, c, static_cast<unsigned>(*at), wanted);
       }
     return "";
   }

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _arrays, _ffi, _fp8_parts as parts
 from ._errors import ERROR_DTYPE, ERROR_INVALID_ARGUMENT, ERROR_SHAPE, error_for
@@ -250,52 +250,109 @@ def inferred_block(scale: Any, size: Tuple[int, int], name: str, side: Optional[
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+class _Form(NamedTuple):
+    """What the plain keywords come to: the same for many calls, and so worked out once."""
+
+    flags: int
+    nan_policy: int
+    margin: int
+    eps: float
+    amax_limit: float
+    format: str
+    format_t: str
+    block: Block
+    block_t: Block
+    granularity: str
+    granularity_t: str
+    scale_code: int  # type of scale_inv
+    is_row: bool
+    is_turned: bool
+
+
+_forms: Dict[Any, _Form] = {}
+_MOST_FORMS = 1024
+
+
+def _form_of(o: _Options) -> _Form:
+    key = (o.format, o.granularity, o.layout, o.format_transposed, o.saturate, o.nan, o.pow2, o.margin, o.eps, o.amax_limit,
+           o.granularity_transposed, o.scale_layout, o.scale_dtype, o.stage)
+    try:
+        known = _forms.get(key)
+    except TypeError:  # a list
+        return _new_form(o)
+    if known is None:
+        known = _new_form(o)
+        if len(_forms) < _MOST_FORMS:
+            _forms[key] = known
+    return known
+
+
+def _new_form(o: _Options) -> _Form:
+    layout = parts.one_of(o.layout, "layout", ("row", "transposed", "dual"))
+    parts.one_of(o.nan, "nan", ("propagate", "ignore", "flag"))
+    parts.one_of(o.scale_layout, "scale_layout", parts.LAYOUTS)
+    format, block = parts.format_name(o.format), parts.block_of(o.granularity)
+    format_t = format if o.format_transposed is None else parts.format_name(o.format_transposed, "format_transposed")
+    turned = o.granularity if o.granularity_transposed is None else o.granularity_transposed
+    block_t = parts.block_of(turned, "granularity_transposed")
+    scale_code = _scale_code(o)
+    flags = 0 if o.saturate else _ffi.FP8_NO_SATURATE
+    flags |= _ffi.FP8_POW2 if o.pow2 or scale_code != _ffi.DTYPE_F32 else 0
+    flags |= _ffi.FP8_RING_STAGE if o.stage else 0
+    return _Form(flags, 1 if o.nan == "ignore" else 0, _small(o.margin, "margin"), _arrays.number(o.eps, "eps"),
+                 _arrays.number(o.amax_limit, "amax_limit"), format, format_t, block, block_t, _name(o.granularity, block), _name(turned, block_t),
+                 scale_code, layout != "transposed", layout != "row")
+
+
+def _scale_code(o: _Options) -> int:
+    if o.scale_dtype is None:
+        is_bytes = o.granularity == "mx" or o.scale_layout in ("packed", "tiled")
+    else:
+        is_bytes = parts.one_of(str(o.scale_dtype), "scale_dtype", ("float32", "e8m0")) == "e8m0"
+    return _ffi.DTYPE_E8M0FNU if is_bytes else _ffi.DTYPE_F32
+
+
+def _name(granularity: Any, block: Block) -> str:
+    return "mx" if granularity == "mx" else parts.granularity_name(block)
+
+
 class _Job:
     """Fills the arguments, and makes what the caller did not give."""
 
     def __init__(self, target: Target, x: Any, options: _Options, out: Any) -> None:
-        self.args = _ffi.Fp8QuantizeArgs(ctypes.sizeof(_ffi.Fp8QuantizeArgs))
-        self._target, self._queue, self._records, self._o = target, target.queue, Records(), options
+        form = _form_of(options)
+        self.args = args = _ffi.Fp8QuantizeArgs(_ARGS_BYTES, form.flags | (_ffi.FP8_SILU if options.up is not None else 0))
+        args.nan_policy, args.margin, args.eps, args.amax_limit = form.nan_policy, form.margin, form.eps, form.amax_limit
+        self._target, self._queue, self._records, self._o, self._form = target, target.queue, Records(), options, form
         self._written: List[Any] = []
         self._later: List[Callable[[], None]] = []
         self._x = view_of(x, "x", target.queue)
         self._size = parts.matrix_size(self._x, "x")
-        layout = parts.one_of(options.layout, "layout", ("row", "transposed", "dual"))
-        self._out = _outputs(out, layout)
+        self._row, self._turned = form.is_row, form.is_turned
+        self._out = made = _outputs(out, options.layout)
         self._input()
-        self._numbers()
-        self._row, self._turned = layout != "transposed", layout != "row"
-        self._format = parts.format_name(options.format)
-        self._format_t = self._format if options.format_transposed is None else parts.format_name(options.format_transposed, "format_transposed")
-        self._block = parts.block_of(options.granularity)
-        self._block_t = self._block if options.granularity_transposed is None else parts.block_of(options.granularity_transposed, "granularity_transposed")
-        self._bytes_of_scales = self._scale_code()
+        self._small_operands()
         self._source()
-        made = self._out
-        data = self._side(self.args.row, made.data, self._format, self._block, False) if self._row else (None, None, None)
-        turned = self._side(self.args.transposed, made.data_t, self._format_t, self._block_t, True) if self._turned else (None, None, None)
+        data = self._side(args.row, made.data, form.format, form.block, False) if self._row else _NO_SIDE
+        turned = self._side(args.transposed, made.data_t, form.format_t, form.block_t, True) if self._turned else _NO_SIDE
         scale = data[1] if self._row else turned[1]
         amax, flags = self._amax(), self._flags()
-        self._result = Quantized(data[0], turned[0], scale, data[2], turned[2], amax, flags, self._format, self._format_t,
-                                 self._name(options.granularity, self._block), self._name(options.granularity_transposed or options.granularity, self._block_t),
-                                 options.scale_layout, options.groups, self._x.shape)
-
-    @staticmethod
-    def _name(granularity: Any, block: Block) -> str:
-        return "mx" if granularity == "mx" else parts.granularity_name(block)
+        self._result = Quantized(data[0], turned[0], scale, data[2], turned[2], amax, flags, form.format, form.format_t, form.granularity,
+                                 form.granularity_t, options.scale_layout, options.groups, self._x.shape)
 
     def result(self) -> Quantized:
         """After the call."""
         for step in self._later:
             step()
-        tell_written(*self._written)
+        if self._written:
+            tell_written(*self._written)
         q = self._result
         return q._replace(data=given(q.data), data_t=given(q.data_t), scale=given(q.scale), scale_inv=given(q.scale_inv),
                           scale_inv_t=given(q.scale_inv_t), amax=given(q.amax), flags=given(q.flags)) if self._x.borrowed else q
 
     def _input(self) -> None:
         o, args = self._o, self.args
-        names = _arrays.dtype_names(o.dtype)
+        names = _arrays.NO_NAMES if o.dtype is None else _arrays.dtype_names(o.dtype)
         if o.x_scale_inv is not None:
             block = o.x_granularity if isinstance(o.x_granularity, tuple) else parts.block_of(o.x_granularity)
             args.x = self._records.add(self._x, parts.codes_of(self._x, o.x_format, "q"))
@@ -307,17 +364,8 @@ class _Job:
             up = view_of(o.up, "up", self._queue)
             args.up = self._records.add(up, _arrays.float_code(up, "up", names))
 
-    def _numbers(self) -> None:
+    def _small_operands(self) -> None:
         o, args = self._o, self.args
-        parts.one_of(o.nan, "nan", ("propagate", "ignore", "flag"))
-        parts.one_of(o.scale_layout, "scale_layout", parts.LAYOUTS)
-        args.nan_policy = 1 if o.nan == "ignore" else 0
-        args.margin = _small(o.margin, "margin")
-        args.eps, args.amax_limit = _arrays.number(o.eps, "eps"), _arrays.number(o.amax_limit, "amax_limit")
-        flags = 0 if o.saturate else _ffi.FP8_NO_SATURATE
-        flags |= _ffi.FP8_POW2 if o.pow2 else 0
-        flags |= _ffi.FP8_RING_STAGE if o.stage else 0
-        args.flags = flags | (_ffi.FP8_SILU if o.up is not None else 0)
         if o.groups is not None:
             args.groups = parts.add(self._records, _arrays.small_integers(o.groups, "groups", self._queue))
         if o.rng is not None:
@@ -327,21 +375,10 @@ class _Job:
         if o.column_sum is not None:
             args.column_sum = parts.add(self._records, self._to(o.column_sum, "column_sum"))
 
-    def _scale_code(self) -> int:
-        """Type of scale_inv."""
-        o = self._o
-        if o.scale_dtype is None:
-            is_bytes = o.granularity == "mx" or o.scale_layout in ("packed", "tiled")
-        else:
-            is_bytes = parts.one_of(str(o.scale_dtype), "scale_dtype", ("float32", "e8m0")) == "e8m0"
-        if is_bytes:
-            self.args.flags |= _ffi.FP8_POW2
-        return _ffi.DTYPE_E8M0FNU if is_bytes else _ffi.DTYPE_F32
-
     def _source(self) -> None:
         scale = self._o.scale
         if isinstance(scale, Ring):
-            wanted = self._format if self._row else self._format_t
+            wanted = self._form.format if self._row else self._form.format_t
             if scale.format != wanted:
                 raise error_for(ERROR_DTYPE, f"the ring is of {scale.format}, but the codes are {wanted}")
             self.args.source = _ffi.FP8_RING
@@ -379,7 +416,7 @@ class _Job:
         if self.args.source == _ffi.FP8_STATIC:
             scale = o.scale
             if turned and self._row:
-                scale = o.scale_transposed if o.scale_transposed is not None else _turned_scale(o.scale, self._block, block)
+                scale = o.scale_transposed if o.scale_transposed is not None else _turned_scale(o.scale, self._form.block, block)
             view = parts.scales_view(scale, "scale", self._queue)
             side.scale_in = parts.add(self._records, flipped(view) if turned else view)
             return scale
@@ -400,18 +437,18 @@ class _Job:
         name = "out.scale_inv_t" if turned else "out.scale_inv"
         written = made is not None
         if made is None:
-            made = parts.new_scales(self._x, grid, block, layout, self._bytes_of_scales)
+            made = parts.new_scales(self._x, grid, block, layout, self._form.scale_code)
         view = self._to(made, name) if written else output_of(made, name, self._queue)
-        code = self._bytes_of_scales if view.code == _ffi.DTYPE_U8 else view.code
+        code = self._form.scale_code if view.code == _ffi.DTYPE_U8 else view.code
         if not turned or layout in ("rows", "columns"):
             side.scale_layout = parts.LAYOUTS[layout]
             side.scale_inv = self._records.add(flipped(view) if turned else view, code)
             return made
         # The library lays such scales out in the rows of x, and here those of the transposed are wanted.
-        plain = parts.new_scales(self._x, grid, block, "rows", self._bytes_of_scales)
+        plain = parts.new_scales(self._x, grid, block, "rows", self._form.scale_code)
         between = output_of(plain, name, self._queue)
-        side.scale_inv = self._records.add(flipped(between), self._bytes_of_scales)
-        self._later.append(lambda: _relayout(self._target, between, self._bytes_of_scales, 0, view, parts.LAYOUTS[layout], grid))
+        side.scale_inv = self._records.add(flipped(between), self._form.scale_code)
+        self._later.append(lambda: _relayout(self._target, between, self._form.scale_code, 0, view, parts.LAYOUTS[layout], grid))
         return made
 
     def _amax(self) -> Any:
@@ -438,6 +475,8 @@ class _Job:
         return output_of(array, name, self._queue)
 
 
+_ARGS_BYTES = ctypes.sizeof(_ffi.Fp8QuantizeArgs)
+_NO_SIDE = (None, None, None)
 _NOTHING = Quantized(None, None, None, None, None, None, None, "", "", "")
 
 

@@ -113,7 +113,7 @@ class Ring:
         """For a call: its memory is there, and joins the call."""
         if self._memory is None:
             self._first_use(target, like)
-        elif target.queue is not None:
+        if target.queue is not None:
             target.queue.take(self._view(), "the ring")
         elif not self._view().on_host():
             raise error_for(ERROR_DEVICE, "the ring is on a device, and the operands are in host memory")
