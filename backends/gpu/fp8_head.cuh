@@ -207,9 +207,9 @@ template <int Lanes, bool Many> CQSA_DEVICE void end_block(const fp8_params& p, 
     amax = larger_u32(amax, control().amax);
     if (!go) amax = refused_bits;
     if (job.words && amax) atomic_max(job.words, amax);
-    if (!CQSA_MUTANT(31)) fence();
+    if (!CQSA_MUTANT(31)) device_fence();
     control().last = atomic_add(p.ticket, 1) + 1 == uint32_t(grid_size_x()) - (CQSA_MUTANT(32) ? 1u : 0u);
-    fence();
+    device_fence();
   }
   barrier();
   if (!control().last) return;

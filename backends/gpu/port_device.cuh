@@ -87,16 +87,12 @@ CQSA_DEVICE uint32_t atomic_or(uint32_t* to, uint32_t bits) { return atomicOr(to
 CQSA_DEVICE uint32_t atomic_max(uint32_t* to, uint32_t value) { return atomicMax(to, value); }
 CQSA_DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return atomicAdd(to, value); }
 CQSA_DEVICE uint32_t atomic_exchange(uint32_t* to, uint32_t value) { return atomicExch(to, value); }
-// What this thread wrote before is seen, by all of the device, before what it writes behind.
+// What this thread did before it is seen, by all of the device, before what it does behind, and the reverse for what it reads.
 CQSA_DEVICE void device_fence() { __threadfence(); }
 
-CQSA_DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return atomicAdd(to, value); }
-CQSA_DEVICE uint32_t atomic_max(uint32_t* to, uint32_t value) { return atomicMax(to, value); }
 CQSA_DEVICE void atomic_add_i64(int64_t* to, int64_t value) {
   atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
 }
-// What this thread did before it is seen by the whole device before what it does afterwards, and the reverse for what it reads.
-CQSA_DEVICE void fence() { __threadfence(); }
 
 // 16 bytes that are used once: they need not stay in the first cache.
 struct alignas(16) loaded16 {

@@ -118,7 +118,7 @@ uint16_t f32_to_f16(float value);
 CQSA_DEVICE uint32_t atomic_or(uint32_t* to, uint32_t bits) { return __atomic_fetch_or(to, bits, __ATOMIC_RELAXED); }
 CQSA_DEVICE uint32_t atomic_max(uint32_t* to, uint32_t value) {
   uint32_t old = __atomic_load_n(to, __ATOMIC_RELAXED);
-  while (old < value && !__atomic_compare_exchange_n(to, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  while (old < value && !__atomic_compare_exchange_n(to, &old, value, true, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
   }
   return old;
 }
@@ -126,14 +126,7 @@ CQSA_DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return __atomic_
 CQSA_DEVICE uint32_t atomic_exchange(uint32_t* to, uint32_t value) { return __atomic_exchange_n(to, value, __ATOMIC_ACQ_REL); }
 CQSA_DEVICE void device_fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
-CQSA_DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return __atomic_fetch_add(to, value, __ATOMIC_ACQ_REL); }
-CQSA_DEVICE uint32_t atomic_max(uint32_t* to, uint32_t value) {
-  uint32_t old = __atomic_load_n(to, __ATOMIC_RELAXED);
-  while (old < value && !__atomic_compare_exchange_n(to, &old, value, true, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {}
-  return old;
-}
 CQSA_DEVICE void atomic_add_i64(int64_t* to, int64_t value) { __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
-CQSA_DEVICE void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 struct alignas(16) loaded16 {
   uint32_t x[4];
