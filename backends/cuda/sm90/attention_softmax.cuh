@@ -10,7 +10,8 @@
 
 namespace cqsa::gpu::sm90 {
 
-// The rows of a thread: largest logit so far in natural units, and the thread's part of l.
+// The rows of a thread: largest logit so far in powers of two, which is the reference of the exponents to the bit, so that no size of it
+// sets p off; and the thread's part of l.
 struct thread_rows {
   float m[2], l[2];
 };
@@ -70,10 +71,10 @@ template <class S> CQSA_DEVICE void cap_logits(const attention_params& p, float 
   for (int n = 0; n < S::keys / 2; ++n) s[n] = p.softcap * tanh_fast(s[n] * factor);
 }
 
-// What logits are multiplied with to be in natural units.
-CQSA_DEVICE float scale_of(const attention_params& p) { return p.softcap > 0 ? 1.0f : p.softmax_scale; }
+// What logits are multiplied with to be exponents of two.
+CQSA_DEVICE float scale_of(const attention_params& p) { return product_f32(p.softcap > 0 ? 1.0f : p.softmax_scale, log2_of_e); }
 
-// What a tile's softmax hands on: references of the exponents in powers of two, and what the sums so far are to be multiplied with.
+// What a tile's softmax hands on: references of the exponents, and what the sums so far are to be multiplied with.
 struct row_factors {
   float reference[2], factor[2];
 };
@@ -96,9 +97,9 @@ template <class S> CQSA_DEVICE row_factors raise_maxima(float scale, const float
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float old = rows.m[r];
-    rows.m[r] = max_f32(old, now[r] * scale);
-    out.reference[r] = reference_of(rows.m[r]);
-    out.factor[r] = exp2_f32(product_f32(old, log2_of_e) - out.reference[r]);
+    rows.m[r] = max_f32(old, product_f32(now[r], scale));
+    out.reference[r] = rows.m[r] == -infinity() ? 0.0f : rows.m[r];  // no key yet: any finite one does, since every p is 2^-inf = 0
+    out.factor[r] = exp2_f32(old - out.reference[r]);
     rows.l[r] *= out.factor[r];
   }
   return out;
@@ -118,11 +119,10 @@ template <class S, int Kind> CQSA_DEVICE void pack_weights(const float (&s)[S::k
 
 // From logits to p.
 template <class S> CQSA_DEVICE void weigh(float scale, const row_factors& factors, thread_rows& rows, float (&s)[S::keys / 2]) {
-  const float scale2 = product_f32(scale, log2_of_e);
   float sum[4] = {rows.l[0], 0.0f, rows.l[1], 0.0f};
 #pragma unroll
   for (int n = 0; n < S::keys / 2; ++n) {
-    s[n] = exp2_f32(fma_f32(s[n], scale2, -factors.reference[n % 4 / 2]));
+    s[n] = exp2_f32(fma_f32(s[n], scale, -factors.reference[n % 4 / 2]));
     sum[n % 4] += s[n];
   }
 #pragma unroll
