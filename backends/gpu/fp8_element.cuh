@@ -2,9 +2,10 @@
 // FP8 one element at a time, and eight of a row together: numbers in, codes and scales out. The bits of src/dtype.h.
 #pragma once
 
-#include "backends/fp8_rules.h"
 #include "element.cuh"
 #include "fp8_params.h"
+
+#include "backends/fp8_rules.h"  // needs the vendor's words of the files above
 
 namespace cqsa::gpu {
 
