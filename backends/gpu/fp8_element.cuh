@@ -2,9 +2,10 @@
 // FP8 one element at a time, and eight of a row together: numbers in, codes and scales out. The bits of src/dtype.h.
 #pragma once
 
-#include "backends/fp8_rules.h"
 #include "element.cuh"
 #include "fp8_params.h"
+
+#include "backends/fp8_rules.h"  // needs the vendor's words of the files above
 
 namespace cqsa::gpu {
 
@@ -95,10 +96,9 @@ CQSA_DEVICE uint32_t encode_number(uint32_t x, float scale, const fp8_encoder& h
   const uint32_t mag = x & 0x7fffffffu;
   if (mag > inf_bits) return ++counts->nan, code_of_nan(x, how.format);
   const float y = product_f32(float_of(x), scale);
-  uint32_t magnitude = nearest_magnitude(bits_of(y), f);
+  const uint32_t magnitude = how.at_random ? fp8::magnitude_at_random(y, how.format, fp8::random_word(how.seed, how.offset, e)) : nearest_magnitude(bits_of(y), f);
   if (mag == inf_bits) ++counts->infinite;
   else if (magnitude > f.last) ++counts->saturated;
-  if (how.at_random) magnitude = fp8::magnitude_at_random(y, how.format, fp8::random_word(how.seed, how.offset, e));
   return code_of(magnitude, x, how.format, f, how.saturate != 0);
 }
 

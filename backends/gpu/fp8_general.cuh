@@ -110,7 +110,7 @@ template <int Lanes, bool Whole> CQSA_DEVICE uint32_t general_blocks(const fp8_j
   for (int64_t unit = (block_index_x() - job.first_block) * teams + thread_index() / team; unit < units; unit += job.blocks * teams) {
     const int64_t r = unit / side.columns, c = unit - r * side.columns, i0 = r * side.block[0], j0 = c * side.block[1];
     const int64_t high = min_i64(side.block[0], head.rows - i0), wide = min_i64(side.block[1], job.columns - j0);
-    if (high <= 0) continue;
+    if (high <= 0 && (job.groups || head.rows > 0)) continue;  // rows in no group; an empty x has scales all the same
     uint32_t most = 0;
     for (int64_t e = rank; e < high * wide; e += team) most = larger_u32(most, counted(job, job_number(job, i0 + e / wide, j0 + e % wide)));
     most = Whole ? most_of_block<Lanes>(most) : most_of_lanes<Lanes>(most);
@@ -140,7 +140,7 @@ CQSA_DEVICE uint32_t general_columns(const fp8_job& job, const fp8_head& head, i
     for (int n = 0; n < 4; ++n) most = larger_u32(most, parts[n * wide + mine]);
     barrier();
     all = larger_u32(all, most);
-    if (j >= job.columns || i0 >= i1) continue;
+    if (j >= job.columns || (i0 >= i1 && head.rows > 0)) continue;
     const float scale = end_of_block(job, side, s, r, j, most, part == 0);
     for (int64_t i = i0 + part; i < i1 && s != amax_side; i += 4) write_code(job, side, &w, i, j, job_number(job, i, j), scale);
   }

@@ -165,8 +165,8 @@ template <int Lanes> CQSA_DEVICE void ring_take(char* state, float amax) {
   if (lane != 0) return;
   history[s.index] = amax;
   s.index = s.index + 1 < s.hist_len ? s.index + 1 : 0;
-  if (most == 0) return;
-  const float from = s.algorithm == CQSA_FP8_RING_MOST_RECENT && amax > 0 ? amax : float_of(most);
+  const float from = s.algorithm == CQSA_FP8_RING_MOST_RECENT ? amax : float_of(most);
+  if (!(from > 0)) return;
   const fp8::scale_pair pair = fp8::scale_of(from, {s.format, s.margin, s.pow2, 0.0f, 0.0f});
   s.scale = pair.scale, s.scale_inv = pair.scale_inv;
 }

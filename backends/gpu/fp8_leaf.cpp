@@ -16,6 +16,8 @@ constexpr uint64_t words_at = 128;  // behind the header and the ticket
 enum class way { general, stream, tile, group, row, row_whole };
 
 const cqsa_fp8_output& side_of(const cqsa_fp8_job& job, int s) { return s == 0 ? job.row : job.transposed; }
+// Data may be missing: of what is empty, and where only the workspace is asked for.
+bool is_wanted(const cqsa_fp8_output& o) { return o.codes.dtype != CQSA_DTYPE_NONE; }
 int64_t all_rows(const cqsa_fp8_job& job) { return job.batch * job.rows; }
 bool per_group(const cqsa_fp8_job& job, const cqsa_fp8_output& o) { return scales_per_group(job.groups != nullptr, o.scale, all_rows(job)); }
 bool is_single(const cqsa_fp8_job& job, const cqsa_fp8_output& o) { return !per_group(job, o) && o.scale.rows == 1 && o.scale.columns == 1; }
@@ -25,11 +27,11 @@ bool single_amax(const cqsa_fp8_job& job) { return job.block_amax.data && job.bl
 bool is_late(const cqsa_fp8_job& job) {
   if (job.source != CQSA_FP8_CURRENT) return false;
   for (int s = 0; s < 2; ++s)
-    if (const cqsa_fp8_output& o = side_of(job, s); o.codes.data && (is_single(job, o) || per_group(job, o))) return true;
+    if (const cqsa_fp8_output& o = side_of(job, s); is_wanted(o) && (is_single(job, o) || per_group(job, o))) return true;
   return false;
 }
 bool any_per_group(const cqsa_fp8_job& job) {
-  return (job.row.codes.data && per_group(job, job.row)) || (job.transposed.codes.data && per_group(job, job.transposed));
+  return (is_wanted(job.row) && per_group(job, job.row)) || (is_wanted(job.transposed) && per_group(job, job.transposed));
 }
 
 // 32-bit words of a job in the workspace.
@@ -41,8 +43,10 @@ int64_t words_of(const cqsa_fp8_job& job) {
 fp8_side make_side(const cqsa_fp8_job& job, int s, int first) {
   const cqsa_fp8_output& o = side_of(job, s);
   fp8_side out{};
+  if (!is_wanted(o)) return out;
+  static char nowhere[16];  // stands for codes that are none: nothing is written there
   out.codes = matrix_of(o.codes);
-  if (!out.codes.data) return out;
+  if (!out.codes.data) out.codes.data = nowhere;
   out.scale_in = grid_of(o.scale_in.data ? o.scale_in : side_of(job, first).scale_in);
   out.scale = grid_of(o.scale), out.scale_inv = grid_of(o.scale_inv);
   out.rows = o.scale.rows, out.columns = o.scale.columns;
@@ -60,7 +64,7 @@ fp8_job make_job(const cqsa_fp8_job& a) {
   j.x = matrix_of(a.x), j.up = matrix_of(a.up);
   j.x_scale_inv = grid_of(a.x_scale_inv);
   j.x_block[0] = larger(a.x_scale_inv.block[0], 1), j.x_block[1] = larger(a.x_scale_inv.block[1], 1);
-  j.first_side = a.row.codes.data ? 0 : a.transposed.codes.data ? 1 : 3;
+  j.first_side = is_wanted(a.row) ? 0 : is_wanted(a.transposed) ? 1 : 3;
   for (int s = 0; s < 2; ++s) j.side[s] = make_side(a, s, j.first_side == 3 ? 0 : j.first_side);
   j.amax = a.amax;
   if (single_amax(a)) {
@@ -169,9 +173,9 @@ int64_t blocks_of(const device_facts& facts, const fp8_job& j, way how) {
   switch (how) {
     case way::stream: return fp8_blocks(facts, divide_up(n, 8), threads * (j.x.kind == kind_f32 ? 2 : 4), 4);
     case way::tile: return fp8_blocks(facts, divide_up(j.rows, fp8_tile_size) * divide_up(j.columns, fp8_tile_size), 1, 2);
-    case way::group: return fp8_blocks(facts, j.rows * j.side[0].columns * (j.side[0].block[1] / 8), threads * 4, 3);
-    case way::row: return fp8_blocks(facts, j.rows * j.side[0].columns, threads / facts.lanes, 3);
-    case way::row_whole: return fp8_blocks(facts, j.rows * j.side[0].columns, 1, 3);
+    case way::group: return fp8_blocks(facts, j.rows * j.side[0].columns * (j.side[0].block[1] / 8), threads * 4, 2);
+    case way::row: return fp8_blocks(facts, j.rows * j.side[0].columns, threads / facts.lanes, 2);
+    case way::row_whole: return fp8_blocks(facts, j.rows * j.side[0].columns, 1, 2);
     default: return fp8_blocks(facts, n, threads, 8);
   }
 }

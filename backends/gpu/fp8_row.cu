@@ -2,4 +2,4 @@
 #include "fp8_group.cuh"
 
 // A row for each team of lanes.
-CQSA_TUNED_KERNEL(256, 3, cqsa_fp8_row, cqsa::gpu::fp8_params) { cqsa::gpu::fp8_row_block<CQSA_LANES, false>(p); }
+CQSA_KERNEL(256, cqsa_fp8_row, cqsa::gpu::fp8_params) { cqsa::gpu::fp8_row_block<CQSA_LANES, false>(p); }

@@ -2,4 +2,4 @@
 #include "fp8_group.cuh"
 
 // A row for each block.
-CQSA_TUNED_KERNEL(256, 3, cqsa_fp8_row_whole, cqsa::gpu::fp8_params) { cqsa::gpu::fp8_row_block<CQSA_LANES, true>(p); }
+CQSA_KERNEL(256, cqsa_fp8_row_whole, cqsa::gpu::fp8_params) { cqsa::gpu::fp8_row_block<CQSA_LANES, true>(p); }

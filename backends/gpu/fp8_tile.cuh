@@ -178,7 +178,7 @@ CQSA_DEVICE void put_turned(codes8 (&c)[8], fp8_tile& t) {
     turn_four(c[0].x[h], c[1].x[h], c[2].x[h], c[3].x[h]);
     turn_four(c[4].x[h], c[5].x[h], c[6].x[h], c[7].x[h]);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) t.codes[(group * 8 + 4 * h + j) * 16 + (unit ^ (CQSA_MUTANT(34) ? group & 7 : group))] = {{c[j].x[h], c[4 + j].x[h]}};
+    for (int j = 0; j < 4; ++j) t.codes[(group * 8 + 4 * h + j) * 16 + (unit ^ (CQSA_MUTANT(35) ? group & 7 : group))] = {{c[j].x[h], c[4 + j].x[h]}};
   }
 }
 

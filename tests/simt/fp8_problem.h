@@ -139,8 +139,9 @@ inline void take(const cqsa_fp8_ring& r, float amax) {
   history[s.index] = amax, s.index = (s.index + 1) % s.hist_len;
   float most = 0;
   for (int n = 0; n < s.hist_len; ++n) most = std::max(most, history[n]);
+  if (s.algorithm == CQSA_FP8_RING_MOST_RECENT) most = amax;
   if (most == 0) return;
-  const fp8::scale_pair pair = fp8::scale_of(s.algorithm == CQSA_FP8_RING_MOST_RECENT && amax > 0 ? amax : most, {s.format, s.margin, s.pow2, 0, 0});
+  const fp8::scale_pair pair = fp8::scale_of(most, {s.format, s.margin, s.pow2, 0, 0});
   s.scale = pair.scale, s.scale_inv = pair.scale_inv;
 }
 
@@ -171,16 +172,18 @@ inline void side(const cqsa_fp8_job& j, const cqsa_fp8_output& o, const cqsa_fp8
       const float x = element(j, i, c), y = x * pairs[size_t(block_row(j, o.scale, i) * o.scale.columns + c / o.scale.block[1])].scale;
       const bool saturate = !(j.flags & CQSA_FP8_NO_SATURATE);
       uint8_t code = code_of(y, o.codes.dtype, saturate);
+      bool large = overflows(y, o.codes.dtype);
       if (j.rng && !std::isnan(x)) {
         const uint32_t mag = fp8::magnitude_at_random(y, o.codes.dtype, fp8::random_word(j.rng[0], j.rng[j.rng_stride], uint64_t(i * j.columns + c)));
-        if (mag > last_code(o.codes.dtype)) code = code_of(std::copysign(INFINITY, y), o.codes.dtype, saturate);
+        large = mag > last_code(o.codes.dtype);
+        if (large) code = code_of(std::copysign(INFINITY, y), o.codes.dtype, saturate);
         else code = uint8_t(mag | (std::signbit(y) && (mag || o.codes.dtype == CQSA_DTYPE_E4M3FN || o.codes.dtype == CQSA_DTYPE_E5M2) ? 0x80 : 0));
       }
       *place(o.codes, j, i, c) = char(code);
       if (!j.counters || &o != &first) continue;
       if (std::isnan(x)) ++j.counters[0];
       else if (std::isinf(x)) ++j.counters[j.counters_stride];
-      else if (overflows(y, o.codes.dtype)) ++j.counters[2 * j.counters_stride];
+      else if (large) ++j.counters[2 * j.counters_stride];
     }
 }
 
