@@ -208,13 +208,44 @@ static void transpose_rest(const uint8_t* x, int64_t stride, int64_t rows, int64
     for (int64_t i = 0; i < rows; ++i) out[j * out_stride + i] = x[i * stride + j];
 }
 
-// Down the rows first: what is written becomes whole cache lines soon.
-static void transpose(const uint8_t* x, int64_t stride, int64_t rows, int64_t columns, uint8_t* out, int64_t out_stride) {
+constexpr int64_t block = 64;  // a cache line of codes
+
+static inline void store_line(const uint8_t* line, bool streams, uint8_t* to) {
+#if defined(__SSE2__)
+  if (streams)
+    for (int n = 0; n < block; n += 16) _mm_stream_si128((__m128i*)(to + n), _mm_load_si128((const __m128i*)(line + n)));
+  else memcpy(to, line, block);
+#else
+  (void)streams;
+  memcpy(to, line, block);
+#endif
+}
+
+// Strides that are powers of two bring all lines of a block into one set of the cache: every line is touched once.
+static void transpose_block(const uint8_t* x, int64_t stride, uint8_t* out, int64_t out_stride, bool streams) {
+  alignas(64) uint8_t from[block * block], to[block * block];
+  for (int64_t i = 0; i < block; ++i) memcpy(from + i * block, x + i * stride, block);
+  for (int64_t j = 0; j < block; j += 16)
+    for (int64_t i = 0; i < block; i += 16) transpose_16(from + i * block + j, block, to + j * block + i, block);
+  for (int64_t j = 0; j < block; ++j) store_line(to + j * block, streams, out + j * out_stride);
+}
+
+// By 16 x 16 bytes.
+static void transpose_few(const uint8_t* x, int64_t stride, int64_t rows, int64_t columns, uint8_t* out, int64_t out_stride) {
   const int64_t whole_rows = rows / 16 * 16, whole_columns = columns / 16 * 16;
   for (int64_t j = 0; j < whole_columns; j += 16)
     for (int64_t i = 0; i < whole_rows; i += 16) transpose_16(x + i * stride + j, stride, out + j * out_stride + i, out_stride);
   transpose_rest(x + whole_columns, stride, whole_rows, columns - whole_columns, out + whole_columns * out_stride, out_stride);
   transpose_rest(x + whole_rows * stride, stride, rows - whole_rows, columns, out + whole_rows, out_stride);
+}
+
+static void transpose(const uint8_t* x, int64_t stride, int64_t rows, int64_t columns, bool streams, uint8_t* out, int64_t out_stride) {
+  const int64_t whole_rows = rows / block * block, whole_columns = columns / block * block;
+  streams = streams && (uintptr_t(out) | uintptr_t(out_stride)) % block == 0;
+  for (int64_t i = 0; i < whole_rows; i += block)
+    for (int64_t j = 0; j < whole_columns; j += block) transpose_block(x + i * stride + j, stride, out + j * out_stride + i, out_stride, streams);
+  transpose_few(x + whole_columns, stride, whole_rows, columns - whole_columns, out + whole_columns * out_stride, out_stride);
+  transpose_few(x + whole_rows * stride, stride, rows - whole_rows, columns, out + whole_rows, out_stride);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -11,6 +11,7 @@ namespace cqsa::cpu {
 namespace {
 
 constexpr int64_t tile_rows = 128, tile_columns = 256;
+constexpr int64_t many_bytes = 1 << 24;  // that no cache keeps for their reader
 constexpr scalar_ops conversions = {[](uint16_t x) { return f16_to_f32(x); }, [](float x) { return f32_to_f16(x); }};
 
 int64_t tiles(int64_t n, int64_t size) { return (n + size - 1) / size; }
@@ -68,7 +69,7 @@ void decode_tile(const decoding& d, int64_t top, int64_t left, decode_scratch* m
   const int64_t rows = std::min(tile_rows, d.bottom - top), n = std::min(tile_columns, leaf.columns - left);
   const bool upright = is_upright(leaf);
   const char* const corner = matrix_address(leaf.codes, leaf.rows, top, left);
-  if (!upright) d.target.transpose(reinterpret_cast<const uint8_t*>(corner), leaf.codes.stride[2], n, rows, mem->tile, tile_columns);
+  if (!upright) d.target.transpose(reinterpret_cast<const uint8_t*>(corner), leaf.codes.stride[2], n, rows, false, mem->tile, tile_columns);
   for (int64_t i = top; i < top + rows; ++i) {
     const char* const from = upright ? matrix_address(leaf.codes, leaf.rows, i, left) : reinterpret_cast<char*>(mem->tile + (i - top) * tile_columns);
     d.target.load(from, leaf.codes.dtype, upright ? leaf.codes.stride[2] : 1, n, mem->raw, mem->x);
@@ -88,10 +89,11 @@ struct turning {
 void turn_tile(const turning& t, int64_t top, int64_t left) {
   const cqsa_fp8_transpose_leaf& leaf = t.leaf;
   const int64_t rows = std::min(tile_rows, leaf.rows - top), columns = std::min(tile_columns, leaf.columns - left);
+  const bool streams = leaf.rows * leaf.columns >= many_bytes;
   const uint8_t* const x = leaf.x + top * leaf.x_stride[0] + left * leaf.x_stride[1];
   uint8_t* const out = leaf.out + top * leaf.out_stride[0] + left * leaf.out_stride[1];
-  if (leaf.x_stride[1] == 1 && leaf.out_stride[0] == 1) return t.target.transpose(x, leaf.x_stride[0], rows, columns, out, leaf.out_stride[1]);
-  if (leaf.x_stride[0] == 1 && leaf.out_stride[1] == 1) return t.target.transpose(x, leaf.x_stride[1], columns, rows, out, leaf.out_stride[0]);
+  if (leaf.x_stride[1] == 1 && leaf.out_stride[0] == 1) return t.target.transpose(x, leaf.x_stride[0], rows, columns, streams, out, leaf.out_stride[1]);
+  if (leaf.x_stride[0] == 1 && leaf.out_stride[1] == 1) return t.target.transpose(x, leaf.x_stride[1], columns, rows, streams, out, leaf.out_stride[0]);
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t j = 0; j < columns; ++j) out[i * leaf.out_stride[0] + j * leaf.out_stride[1]] = x[i * leaf.x_stride[0] + j * leaf.x_stride[1]];
 }
@@ -121,6 +123,7 @@ cqsa_status fp8_transpose_on(const fp8_target& target, const cqsa_fp8_transpose_
     const int64_t across = tiles(t.leaf.columns, tile_columns);
     for (int64_t n; (n = t.next.fetch_add(1, std::memory_order_relaxed)) < tiles(t.leaf.rows, tile_rows) * across;)
       turn_tile(t, n / across * tile_rows, n % across * tile_columns);
+    t.target.finish();
   }, &t);
 }
 

@@ -106,7 +106,7 @@ void pack_panel(const product& p, int64_t batch, int64_t j, int64_t columns, int
     from = mem->codes, stride = depth;
   }
   if (columns < width) std::memset(mem->turned, 0, size_t(n * width));
-  p.target.lines->transpose(from, stride, columns, n, mem->turned, width);
+  p.target.lines->transpose(from, stride, columns, n, false, mem->turned, width);
   p.target.lines->load(reinterpret_cast<const char*>(mem->turned), b.dtype, 1, n * width, mem->raw, panel);
   if (along_k(p.leaf.scale_inv_b)) scale_panel_of_b(p, batch, j, columns, k0, n, panel);
 }

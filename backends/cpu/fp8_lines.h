@@ -31,7 +31,7 @@ struct fp8_target {
   void (*encode)(const void* x, cqsa_dtype type, int64_t n, int64_t group, const float* scales, const fp8_coding* how, uint8_t* to, uint32_t* most);
   void (*sum)(const float* x, int64_t n, double* sums);
   // out[j * out_stride + i] = x[i * stride + j]
-  void (*transpose)(const uint8_t* x, int64_t stride, int64_t rows, int64_t columns, uint8_t* out, int64_t out_stride);
+  void (*transpose)(const uint8_t* x, int64_t stride, int64_t rows, int64_t columns, bool streams, uint8_t* out, int64_t out_stride);
   void (*finish)();  // by each worker at its end: what went past the caches is in memory
 };
 

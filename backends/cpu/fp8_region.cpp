@@ -58,18 +58,28 @@ bool halve(int64_t* size, int64_t step, int64_t floor) {
   return true;
 }
 
+bool finds_blocks(const fp8_pass& p) {
+  bool any = false;
+  for (int s = 0; s < p.side_count; ++s) any = any || p.sides[s].found;
+  return any;
+}
+
 bool is_transposing(const fp8_pass& p) { return p.side_count > 0 && p.sides[p.side_count - 1].transposed; }
 
 void choose_region(fp8_pass* p, const extent& least, int64_t widest) {
   const int64_t rows = p->bottom - p->top, columns = p->job->columns;
-  const int64_t wanted = is_transposing(*p) ? widest : region_elements;  // whole rows, if that may be: memory is read in order
+  const int64_t wanted = is_transposing(*p) ? 2 * widest : region_elements;  // whole rows, if that may be: memory is read in order
   p->region_columns = least.columns > widest ? least.columns : std::max(least.columns, wanted / least.columns * least.columns);
   if (least.rows > 1) {
-    const int64_t fitting = std::max<int64_t>(region_elements / least.rows, 512) / least.columns * least.columns;
+    // Regions that are too tall for any cache are wide at least: whole pages of a row.
+    const int64_t narrowest = least.rows > 1024 ? 4096 : 512;
+    const int64_t fitting = std::max<int64_t>(region_elements / least.rows, narrowest) / least.columns * least.columns;
     p->region_columns = std::max(least.columns, std::min(p->region_columns, fitting));
   }
   p->region_columns = std::min(p->region_columns, columns);
-  p->region_rows = std::max(least.rows, region_elements / p->region_columns / least.rows * least.rows);
+  // Where nothing is read twice, what counts are pages that are left and come back to.
+  const int64_t elements = is_transposing(*p) && !finds_blocks(*p) ? 4 * region_elements : region_elements;
+  p->region_rows = std::max(least.rows, elements / p->region_columns / least.rows * least.rows);
   p->region_rows = std::min(p->region_rows, rows);
   while (most_blocks(*p) > fp8_region_blocks && halve(&p->region_rows, least.rows, 1)) {}
   while (most_blocks(*p) > fp8_region_blocks && halve(&p->region_columns, least.columns, 1)) {}
@@ -78,8 +88,8 @@ void choose_region(fp8_pass* p, const extent& least, int64_t widest) {
 // A few regions for each worker.
 void spread(fp8_pass* p, const extent& least) {
   if (p->workers < 2) return;
-  const int64_t few_rows = is_transposing(*p) ? 64 : 1;
-  while (fp8_region_count(*p) < 4 * p->workers && p->region_rows * p->region_columns > 8192)
+  const int64_t few_rows = is_transposing(*p) ? 64 : 1, enough = (least.rows > 1024 ? 1 : 4) * p->workers;
+  while (fp8_region_count(*p) < enough && p->region_rows * p->region_columns > 8192)
     if (!halve(&p->region_rows, least.rows, few_rows) && !halve(&p->region_columns, least.columns, 256)) return;
 }
 
@@ -287,22 +297,29 @@ void write_transposed(worker& w, const region& tile) {
   const int64_t rows = tile.bottom - tile.top, columns = tile.right - tile.left;
   auto* const to = reinterpret_cast<uint8_t*>(matrix_address(out, p.job->rows, tile.top, tile.left));
   if (out.stride[1] == 1 && (p.job->batch == 1 || out.stride[0] == p.job->rows))
-    return p.target->transpose(w.tile, fp8_tile_columns, rows, columns, to, out.stride[2]);
+    return p.target->transpose(w.tile, fp8_tile_columns, rows, columns, p.streams, to, out.stride[2]);
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t j = 0; j < columns; ++j)
       *matrix_address(out, p.job->rows, tile.top + i, tile.left + j) = static_cast<char>(w.tile[i * fp8_tile_columns + j]);
 }
 
+// The tile to the right comes next; its rows are too short for the hardware to see that.
+void look_ahead(const fp8_line_view& x, int64_t n) {
+  const char* const next = static_cast<const char*>(x.data) + n * bytes_of(x.type);
+  for (int64_t at = 0; at < n * bytes_of(x.type); at += 64) __builtin_prefetch(next + at);
+}
+
 void write_tile(worker& w, const region& at, const region& tile) {
   const fp8_pass& p = w.pass;
-  const bool finite = p.job->nan_policy == CQSA_FP8_NAN_IGNORE, encodes = p.side_count > 0 && p.sides[0].side;
+  const bool finite = p.job->nan_policy == CQSA_FP8_NAN_IGNORE, encodes = p.side_count > 0 && p.sides[0].side, turns = is_transposing(p);
   for (int64_t i = tile.top; i < tile.bottom; ++i) {
     line l{i, tile.left, tile.right - tile.left, {}};
     l.x = fp8_fetch(*p.target, *p.job, i, l.j, l.n, &w.lines);
+    if (turns && l.x.data != w.lines.x) look_ahead(l.x, l.n);
     if (p.finds_amax && !encodes) p.target->largest(l.x.data, l.x.type, l.n, l.n, finite, &w.amax);
     write_line(w, at, l, w.tile + (i - tile.top) * fp8_tile_columns);
   }
-  if (is_transposing(p)) write_transposed(w, tile);
+  if (turns) write_transposed(w, tile);
 }
 
 bool has_tiles(const fp8_pass& p) {

@@ -12,7 +12,7 @@ namespace cqsa::cpu {
 
 constexpr int64_t fp8_slots = 256;           // groups of rows that one passage handles
 constexpr int64_t fp8_region_blocks = 4096;  // most blocks of a side in a region
-constexpr int64_t fp8_tile_rows = 128, fp8_tile_columns = 256;  // what is transposed at once
+constexpr int64_t fp8_tile_rows = 64, fp8_tile_columns = 256;  // what is transposed at once
 
 // One of up to two outputs, or the amaxes of blocks.
 struct fp8_side_pass {

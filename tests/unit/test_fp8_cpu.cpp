@@ -132,6 +132,62 @@ TEST_CASE("fp8: every bf16 and every code", "[fp8]") {
     }
 }
 
+TEST_CASE("fp8: codes that go past the caches are the same, at any address", "[fp8]") {
+  std::mt19937 random(3);
+  std::vector<uint16_t> x(3000);
+  for (uint16_t& v : x) v = uint16_t(random());
+  std::vector<uint8_t> plain(3000), past(3000 + 64);
+  const float scale = 0.7f;
+  for (const named_target& t : targets())
+    for (const cqsa_dtype format : formats)
+      for (int64_t shift = 0; shift < 64; shift += 7)
+        for (const int64_t n : {1, 31, 32, 33, 100, 2999}) {
+          uint32_t most[2] = {0, 0};
+          const fp8_coding how[] = {{format, true, false, false}, {format, true, true, false}};
+          t.target->encode(x.data() + shift, CQSA_DTYPE_BF16, std::min<int64_t>(n, 2900), n, &scale, &how[0], plain.data(), &most[0]);
+          t.target->encode(x.data() + shift, CQSA_DTYPE_BF16, std::min<int64_t>(n, 2900), n, &scale, &how[1], past.data() + shift, &most[1]);
+          t.target->finish();
+          INFO(t.name << " " << format << " " << shift << " " << n);
+          REQUIRE(std::memcmp(plain.data(), past.data() + shift, size_t(std::min<int64_t>(n, 2900))) == 0);
+          REQUIRE(most[0] == most[1]);
+        }
+}
+
+TEST_CASE("fp8: transposition", "[fp8]") {
+  const int64_t rows = 150, columns = 201, from = 211;
+  std::vector<uint8_t> x(size_t(rows * from)), want(size_t(columns * 256)), memory(want.size() + 64);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = uint8_t(i * 7 + i / 251);
+  for (const int64_t to : {150, 192, 256})
+    for (const named_target& t : targets())
+      for (const bool streams : {false, true}) {
+        uint8_t* const out = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
+        t.target->transpose(x.data(), from, rows, columns, streams, out, to);
+        t.target->finish();
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < rows; ++i)
+          for (int64_t j = 0; j < columns; ++j) wrong += out[j * to + i] != x[size_t(i * from + j)];
+        INFO(t.name << " to " << to << " streams " << streams);
+        REQUIRE(wrong == 0);
+      }
+}
+
+TEST_CASE("fp8: silu within a few ulp", "[fp8]") {
+  std::vector<float> x, up;
+  for (int i = -1500; i <= 1500; ++i) x.push_back(float(i) * 0.07f), up.push_back(1.0f + float(i % 5));
+  for (const float wild : {0.0f, -0.0f, 1e30f, 1e-40f, float(NAN), float(INFINITY)}) x.push_back(wild), up.push_back(2.0f);
+  for (const named_target& t : targets()) {
+    std::vector<float> got = x;
+    for (size_t at = 0; at < x.size(); at += 1000) t.target->silu(got.data() + at, up.data() + at, int64_t(std::min<size_t>(1000, x.size() - at)));
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double want = double(x[i]) / (1.0 + std::exp(-double(x[i]))) * double(up[i]);
+      INFO(t.name << " of " << x[i] << ": " << got[i] << ", " << want);
+      if (want != want) REQUIRE(got[i] != got[i]);
+      else if (std::isinf(want)) REQUIRE(double(got[i]) == want);
+      else REQUIRE(std::fabs(double(got[i]) - want) <= 6e-7 * std::fabs(want) + 1e-36);  // exp() overflows before the quotient is 0
+    }
+  }
+}
+
 // ---- quantize ---------------------------------------------------------------------------------------------------------------
 
 // A random quantization with its memory. Everything that is written lies in `written`, so that two runs can be compared.
@@ -328,7 +384,7 @@ TEST_CASE("fp8: random quantizations equal the reference", "[fp8]") {
 }
 
 TEST_CASE("fp8: many random quantizations equal the reference", "[.long]") {
-  for (uint32_t seed = 1000; seed <= 9000; ++seed) check_problem(seed);
+  for (uint32_t seed = 1000; seed <= 4000; ++seed) check_problem(seed);
 }
 
 // ---- product ----------------------------------------------------------------------------------------------------------------
