@@ -211,8 +211,8 @@ typedef struct cqsa_scale_grid {
   int64_t block[2]; /* rows and columns of the matrix */
 } cqsa_scale_grid;
 
-/* One output, in coordinates of x: the transposed one has stride 1 along the rows, which its batch axis continues. Not wanted: codes.dtype
- * is NONE (data is NULL for an empty one too). STATIC has scale_in for each that is wanted. */
+/* One output, in coordinates of x: the transposed one has stride 1 along the rows, which its batch axis continues. Not wanted:
+ * codes.data is NULL and its dtype NONE; an empty one that is wanted has an address that must not be followed. STATIC has scale_in for each that is wanted. */
 typedef struct cqsa_fp8_output {
   cqsa_matrix codes;
   cqsa_scale_grid scale_in;         /* STATIC */

@@ -24,11 +24,13 @@ struct walker {
     if (translate) p = static_cast<T*>(to_real(p));
     else if (!the_memory().holds(p, 1, false)) wrong = std::string("a leaf of FP8 is given an address that is not alive: ") + what;
   }
-  void at(cqsa_fp8_output& o) {
+  void at(cqsa_fp8_output& o, bool empty) {
+    if (empty) o.codes.data = nullptr;  // an address that is nobody's
     at(o.codes.data, "codes"), at(o.scale_in.data, "scale_in"), at(o.scale.data, "scale"), at(o.scale_inv.data, "scale_inv");
   }
   void at(cqsa_fp8_job& j) {
-    at(j.x.data, "x"), at(j.up.data, "up"), at(j.x_scale_inv.data, "x_scale_inv"), at(j.row), at(j.transposed), at(j.amax, "amax");
+    const bool empty = j.batch == 0 || j.rows == 0 || j.columns == 0;
+    at(j.x.data, "x"), at(j.up.data, "up"), at(j.x_scale_inv.data, "x_scale_inv"), at(j.row, empty), at(j.transposed, empty), at(j.amax, "amax");
     at(j.column_sum, "column_sum"), at(j.block_amax.data, "block_amax"), at(j.counters, "counters"), at(j.skip, "skip"), at(j.rng, "rng");
     at(j.groups, "groups"), at(j.ring.state, "ring");
   }

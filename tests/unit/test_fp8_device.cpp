@@ -193,6 +193,20 @@ TEST_CASE("fp8 calls: failures on a device are reported and leave nothing behind
   expect({}, CQSA_OK);
 }
 
+TEST_CASE("fp8 calls: nothing to do on a device", "[fp8]") {
+  configure();
+  for (const sizes& shape : {sizes{0, 5}, sizes{5, 0}}) {
+    array x(CQSA_DTYPE_F16, shape), out(CQSA_DTYPE_E4M3FN, shape), scale(CQSA_DTYPE_F32, {1}), amax(CQSA_DTYPE_F32, {1});
+    for (array* a : {&x, &out, &scale, &amax}) a->to_device();
+    cqsa_fp8_quantize_args a = CQSA_FP8_QUANTIZE_ARGS_INIT;
+    a.x = x.tensor(), a.row.out = changed(out.tensor(), [](cqsa_tensor& t) { t.data = nullptr; }), a.row.scale = scale.tensor(), a.amax = amax.tensor();
+    CHECK(cqsa_fp8_quantize(device_context(), &a, nullptr) == CQSA_OK);
+    fake().stream_sync(nullptr);
+    scale.from_device(), amax.from_device();
+    CHECK((scale.get(0) == 1 && amax.get(0) == 0 && std::string(stats().error).empty()));
+  }
+}
+
 TEST_CASE("fp8 calls: tensors, rings and workspaces are where they say", "[fp8]") {
   case_of_all c;
   c.to_device();

@@ -145,11 +145,20 @@ cqsa_status take_scales(operand_list& list, const cqsa_fp8_side& side, const sid
   return take_grid(list, side.scale_inv, {names.scale_inv, names.layout}, side.scale_layout, true, out.scale_inv);
 }
 
+// Of an output that is wanted: in a leaf NULL says that it is not. Of an empty one nobody goes there.
+alignas(64) char somewhere[64];
+
+void* wanted_data(const operand_list& list, const cqsa_tensor& t) {
+  if (void* const data = list.first(t)) return data;
+  return t.data ? reinterpret_cast<void*>(address_of(t)) : somewhere;
+}
+
 cqsa_status take_row_out(operand_list& list, const args_type& a, cqsa_fp8_output& out) {
   CQSA_TRY(list.output(a.row.out, row_names.out, a.x->ndim, a.x->ndim));
   CQSA_TRY(check_format(row_names.out, *a.row.out));
   CQSA_TRY(check_shape(*a.row.out, row_names.out, a.x->shape, a.x->ndim));
   out.codes = matrix_of(list, *a.row.out);
+  out.codes.data = wanted_data(list, *a.row.out);
   return CQSA_OK;
 }
 
@@ -162,7 +171,7 @@ cqsa_status take_transposed_out(operand_list& list, const args_type& a, const sh
   CQSA_TRY(check_shape(*t, transposed_names.out, wanted, 2, false, axes));
   int64_t strides[2];
   strides_of(*t, strides);
-  out.codes = {list.first(*t), t->dtype, 0, {shape.rows * strides[1], strides[1], strides[0]}};
+  out.codes = {wanted_data(list, *t), t->dtype, 0, {shape.rows * strides[1], strides[1], strides[0]}};
   return CQSA_OK;
 }
 
