@@ -127,4 +127,34 @@ CQSA_EVERYWHERE random_words philox(uint64_t seed, uint64_t counter) {
   return {{c[0], c[1], c[2], c[3]}};
 }
 
+// |x| = mantissa * 2^-shift units in the last place of the code, rounded at random: up with the probability of what is cut off, to 32 bits.
+CQSA_EVERYWHERE uint32_t round_at_random(uint32_t mantissa, int32_t shift, uint32_t word) {
+  if (shift > 32) {
+    mantissa = shift > 63 ? 0 : mantissa >> (shift - 32);
+    shift = 32;
+  }
+  return static_cast<uint32_t>((static_cast<uint64_t>(mantissa) + (word >> (32 - shift))) >> shift);
+}
+
+// The code of a finite or infinite x rounded at random, before saturation: its magnitude, larger than the largest finite code where x is too large.
+// A NaN goes the way of src/dtype.h, as do the sign and what is too large.
+CQSA_EVERYWHERE uint32_t magnitude_at_random(float x, int32_t format, uint32_t word) {
+  const bool wide = format == CQSA_DTYPE_E5M2 || format == CQSA_DTYPE_E5M2FNUZ;
+  const bool fnuz = format == CQSA_DTYPE_E4M3FNUZ || format == CQSA_DTYPE_E5M2FNUZ;
+  const int32_t mantissa_bits = wide ? 2 : 3, bias = (wide ? 15 : 7) + (fnuz ? 1 : 0);
+  const uint32_t mag = bits_of(x) & 0x7FFFFFFFu;
+  int32_t exponent = static_cast<int32_t>(mag >> 23);
+  uint32_t mantissa = mag & 0x7FFFFFu;
+  if (exponent == 0) exponent = 1;
+  else mantissa |= 0x800000u;
+  int32_t target = exponent - 127 + bias, shift = 23 - mantissa_bits;
+  if (target < 1) shift += 1 - target, target = 1;
+  return round_at_random(mantissa, shift, word) + (static_cast<uint32_t>(target - 1) << mantissa_bits);
+}
+
+// Word of element e, the row-major number of an element of x, for the seed and offset of cqsa_fp8_quantize_args.rng.
+CQSA_EVERYWHERE uint32_t random_word(int64_t seed, int64_t offset, uint64_t e) {
+  return philox(static_cast<uint64_t>(seed), static_cast<uint64_t>(offset) + e / 4).word[e % 4];
+}
+
 }  // namespace cqsa::fp8

@@ -84,11 +84,66 @@ CQSA_DEVICE uint16_t f32_to_f16(float value) { return __half_as_ushort(__float2h
 
 // Shared or global memory; the old value.
 CQSA_DEVICE uint32_t atomic_or(uint32_t* to, uint32_t bits) { return atomicOr(to, bits); }
-CQSA_DEVICE uint32_t atomic_max(uint32_t* to, uint32_t value) { return atomicMax(to, value); }
-CQSA_DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return atomicAdd(to, value); }
 CQSA_DEVICE uint32_t atomic_exchange(uint32_t* to, uint32_t value) { return atomicExch(to, value); }
-// What this thread wrote before is seen, by all of the device, before what it writes behind.
-CQSA_DEVICE void device_fence() { __threadfence(); }
+CQSA_DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return atomicAdd(to, value); }
+CQSA_DEVICE uint32_t atomic_max(uint32_t* to, uint32_t value) { return atomicMax(to, value); }
+CQSA_DEVICE void atomic_add_i64(int64_t* to, int64_t value) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
+}
+// What this thread did before it is seen by the whole device before what it does afterwards, and the reverse for what it reads.
+CQSA_DEVICE void fence() { __threadfence(); }
+
+// 16 bytes that are used once: they need not stay in the first cache.
+struct alignas(16) loaded16 {
+  uint32_t x[4];
+};
+#if defined(__HIP__)
+CQSA_DEVICE loaded16 load_once(const void* from) { return *static_cast<const loaded16*>(from); }
+CQSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
+  const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu, high = a >> 16 > b >> 16 ? a : b;
+  return low | (high & 0xffff0000u);
+}
+// Byte i is byte (selector >> 4 * i & 7) of the eight of a and b, a's first.
+CQSA_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+  return __builtin_amdgcn_perm(b, a, (selector & 7u) | (selector & 0x70u) << 4 | (selector & 0x700u) << 8 | (selector & 0x7000u) << 12);
+}
+#else
+CQSA_DEVICE loaded16 load_once(const void* from) {
+  loaded16 out;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(out.x[0]), "=r"(out.x[1]), "=r"(out.x[2]), "=r"(out.x[3]) : "l"(from));
+  return out;
+}
+CQSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t out;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+#else
+  const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu, high = a >> 16 > b >> 16 ? a : b;
+  return low | (high & 0xffff0000u);
+#endif
+}
+CQSA_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
+#endif
+
+// Two numbers, neither of them NaN, to FP8 codes, to nearest even and saturated; the first one low. Only where has_fp8.
+#if !defined(__HIP__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+constexpr bool has_fp8 = true;
+CQSA_DEVICE uint32_t pack_e4m3(float low, float high) {
+  uint16_t out;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
+  return out;
+}
+CQSA_DEVICE uint32_t pack_e5m2(float low, float high) {
+  uint16_t out;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
+  return out;
+}
+#else
+constexpr bool has_fp8 = false;
+CQSA_DEVICE uint32_t pack_e4m3(float, float) { return 0; }
+CQSA_DEVICE uint32_t pack_e5m2(float, float) { return 0; }
+#endif
 
 CQSA_DEVICE float fma_f32(float a, float b, float c) { return fmaf(a, b, c); }
 CQSA_DEVICE float exp_f32(float x) { return expf(x); }

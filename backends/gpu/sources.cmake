@@ -7,7 +7,15 @@ set(CQSA_GPU_KERNELS
   attention_d512.cu
   attention_tail.cu
   combine.cu
+  fp8_decode.cu
   fp8_gemm.cu
+  fp8_general.cu
+  fp8_init.cu
+  fp8_rings.cu
+  fp8_scale.cu
+  fp8_stream.cu
+  fp8_stream_many.cu
+  fp8_turn.cu
   gather.cu
   hadamard.cu
   kv_append.cu
@@ -23,6 +31,8 @@ set(CQSA_GPU_HOST
   attention_leaf.cpp
   combine_leaf.cpp
   fp8_gemm_leaf.cpp
+  fp8_leaf.cpp
+  fp8_small_leaf.cpp
   gather_leaf.cpp
   kv_leaf.cpp
   merge_leaf.cpp

@@ -3,6 +3,7 @@
 // problems of all sizes and types. Their port (backends/gpu/port.h) only takes down what it is asked for, so nothing is read.
 #include "backends/cuda/tuned.h"
 #include "backends/gpu/combine_leaf.h"
+#include "backends/gpu/fp8.h"
 #include "backends/gpu/fp8_gemm.h"
 #include "backends/gpu/gather.h"
 #include "backends/gpu/kv.h"
@@ -119,6 +120,44 @@ void list_fp8_gemm() {
             }
 }
 
+// Jobs for each kernel of FP8: outputs, scales' blocks and types.
+void list_fp8() {
+  device_facts facts{32, 8, 64 << 10, 70, 0};
+  constexpr int64_t n = 1024;
+  const int64_t blocks[][2] = {{n, n}, {1, n}, {n, 1}, {1, 128}, {128, 128}, {1, 17}};
+  for (const cqsa_dtype type : query_types)
+    for (int sides = 0; sides < 4; ++sides)
+      for (const auto& b : blocks)
+        for (const int64_t count : {1, 2}) {
+          cqsa_fp8_job j{};
+          j.batch = 1, j.rows = j.columns = n, j.x = {somewhere, type, 0, {n * n, n, 1}}, j.amax = reinterpret_cast<float*>(somewhere);
+          const auto side = [&](bool turned) {
+            const int64_t r = turned && b[0] != b[1] ? b[1] : b[0], c = turned && b[0] != b[1] ? b[0] : b[1];
+            const cqsa_scale_grid grid{somewhere, CQSA_DTYPE_F32, 0, {(n + c - 1) / c, 1}, (n + r - 1) / r, (n + c - 1) / c, {r, c}};
+            return cqsa_fp8_output{{somewhere, CQSA_DTYPE_E4M3FN, 0, {n * n, turned ? 1 : n, turned ? n : 1}}, grid, grid, grid, 1.0f, 0};
+          };
+          if (sides & 1) j.row = side(false);
+          if (sides & 2) j.transposed = side(true);
+          const cqsa_fp8_job jobs[2] = {j, j};
+          const cqsa_fp8_quantize_leaf leaf{sizeof leaf, 0, jobs, count, {}};
+          portable_fp8_quantize(&facts, &leaf, somewhere, plenty, nullptr, nullptr);
+        }
+  portable_fp8_workspace_init(&facts, somewhere, 4096, nullptr);
+  const cqsa_matrix codes{somewhere, CQSA_DTYPE_E4M3FN, 0, {n * n, n, 1}}, out{somewhere, CQSA_DTYPE_BF16, 0, {n * n, n, 1}};
+  const cqsa_scale_grid one{somewhere, CQSA_DTYPE_F32, 0, {1, 1}, 1, 1, {n, n}};
+  const cqsa_fp8_dequantize_leaf decode{1, n, n, codes, out, one, nullptr, 0, 0, 0, 0};
+  portable_fp8_dequantize(&facts, &decode, nullptr, nullptr);
+  const cqsa_fp8_scale_leaf scale{one, {}, one, one, CQSA_DTYPE_E4M3FN, 0, 0, 0, 0, 0};
+  portable_fp8_scale(&facts, &scale, nullptr, nullptr);
+  uint8_t* const bytes = reinterpret_cast<uint8_t*>(somewhere);
+  const cqsa_fp8_transpose_leaf turn{n, n, bytes, bytes, {n, 1}, {1, n}};
+  portable_fp8_transpose(&facts, &turn, nullptr, nullptr);
+  cqsa_fp8_ring ring = CQSA_FP8_RING_INIT;
+  ring.state = somewhere, ring.hist_len = 16, ring.format = CQSA_DTYPE_E4M3FN;
+  const cqsa_fp8_ring_leaf rings{CQSA_FP8_RINGS_FOLD, 0, &ring, 1, nullptr, 0, 0, 0};
+  portable_fp8_rings(&facts, &rings, nullptr, nullptr);
+}
+
 void list_others() {
   device_facts facts{32, 8, 64 << 10, 70, 0};
   cqsa_merge_leaf merge{{1, 1, 1, 1}, 64, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, {}, {}, {}, {}, {}, {}};
@@ -143,7 +182,7 @@ void list_others() {
 
 int main() {
   using namespace cqsa::gpu;
-  list_attention(), list_selected(), list_fp8_gemm(), list_others();
+  list_attention(), list_selected(), list_fp8(), list_fp8_gemm(), list_others();
   for (int32_t i = 0; i < int32_t(kernel_id::count); ++i)
     if (seen[i].ever) std::printf("%s %u %u\n", names[i], seen[i].least, seen[i].most);
 }

@@ -116,15 +116,37 @@ float f16_to_f32(uint16_t bits);
 uint16_t f32_to_f16(float value);
 
 CQSA_DEVICE uint32_t atomic_or(uint32_t* to, uint32_t bits) { return __atomic_fetch_or(to, bits, __ATOMIC_RELAXED); }
+CQSA_DEVICE uint32_t atomic_exchange(uint32_t* to, uint32_t value) { return __atomic_exchange_n(to, value, __ATOMIC_ACQ_REL); }
+
+CQSA_DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return __atomic_fetch_add(to, value, __ATOMIC_ACQ_REL); }
 CQSA_DEVICE uint32_t atomic_max(uint32_t* to, uint32_t value) {
   uint32_t old = __atomic_load_n(to, __ATOMIC_RELAXED);
-  while (old < value && !__atomic_compare_exchange_n(to, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-  }
+  while (old < value && !__atomic_compare_exchange_n(to, &old, value, true, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {}
   return old;
 }
-CQSA_DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return __atomic_fetch_add(to, value, __ATOMIC_ACQ_REL); }
-CQSA_DEVICE uint32_t atomic_exchange(uint32_t* to, uint32_t value) { return __atomic_exchange_n(to, value, __ATOMIC_ACQ_REL); }
-CQSA_DEVICE void device_fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+CQSA_DEVICE void atomic_add_i64(int64_t* to, int64_t value) { __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
+CQSA_DEVICE void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+struct alignas(16) loaded16 {
+  uint32_t x[4];
+};
+CQSA_DEVICE loaded16 load_once(const void* from) {
+  if (uintptr_t(from) % 16) simt::fail("load_once of a misaligned address");
+  return *static_cast<const loaded16*>(from);
+}
+CQSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
+  const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu, high = a >> 16 > b >> 16 ? a : b;
+  return low | (high & 0xffff0000u);
+}
+CQSA_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t both = uint64_t(b) << 32 | a;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) out |= uint32_t(both >> 8 * (selector >> 4 * i & 7u) & 0xffu) << 8 * i;
+  return out;
+}
+constexpr bool has_fp8 = false;
+CQSA_DEVICE uint32_t pack_e4m3(float, float) { return 0; }
+CQSA_DEVICE uint32_t pack_e5m2(float, float) { return 0; }
 
 CQSA_DEVICE float fma_f32(float a, float b, float c) { return std::fma(a, b, c); }
 CQSA_DEVICE float exp_f32(float x) { return std::exp(x); }

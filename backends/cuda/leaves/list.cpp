@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What this backend computes, and by which kernels: the tuned ones in front of the portable ones.
 #include "backends/cuda/plugin.h"
+#include "backends/gpu/fp8.h"
 #include "backends/gpu/fp8_gemm.h"
 #include "backends/gpu/kv.h"
 #include "backends/gpu/port.h"
@@ -24,6 +25,13 @@ void add_leaves(cqsa_backend_v1& backend) {
   backend.hadamard = gpu::portable_hadamard;
   backend.fp8_gemm = fp8_gemm;
   backend.num_fp8_gemm = static_cast<int32_t>(sizeof fp8_gemm / sizeof *fp8_gemm);
+  backend.fp8_quantize_workspace = gpu::portable_fp8_quantize_workspace;
+  backend.fp8_quantize = gpu::portable_fp8_quantize;
+  backend.fp8_workspace_init = gpu::portable_fp8_workspace_init;
+  backend.fp8_dequantize = gpu::portable_fp8_dequantize;
+  backend.fp8_scale = gpu::portable_fp8_scale;
+  backend.fp8_transpose = gpu::portable_fp8_transpose;
+  backend.fp8_rings = gpu::portable_fp8_rings;
 }
 
 }  // namespace cqsa::cuda

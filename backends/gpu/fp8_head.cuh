@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Begin and end of every kernel that quantizes: which job a block has, whether it may go on, its scales; and in the last block of the
+// grid what is done once: amaxes out, rings, the workspace as it was found.
+#pragma once
+
+#include "fp8_element.cuh"
+
+namespace cqsa::gpu {
+
+struct fp8_head {
+  bool go;
+  int64_t rows;  // that count: those of all groups
+  float scale[2];
+};
+
+// What is rare goes to shared memory at once, so that loops need no registers for it.
+struct fp8_control {
+  uint32_t part[32];  // of each team of lanes
+  uint32_t last;
+  uint32_t amax;      // of what went the slow way
+  uint32_t nan, infinite, saturated;
+};
+static_assert(sizeof(fp8_control) <= fp8_control_bytes);
+CQSA_DEVICE fp8_control& control() { return *reinterpret_cast<fp8_control*>(shared_memory()); }
+
+// The job of this block. A kernel for one job finds all about it in constant memory; which of many it is would cost registers.
+template <bool Many> CQSA_DEVICE const fp8_job& job_of(const fp8_params& p) {
+  if constexpr (!Many) return p.jobs[0];
+  int j = 0;
+  while (j + 1 < p.count && block_index_x() >= p.jobs[j + 1].first_block) ++j;
+  return p.jobs[j];
+}
+
+CQSA_DEVICE bool workspace_is_sound(const fp8_params& p) {
+  return !p.workspace || reinterpret_cast<const fp8::workspace_header*>(p.workspace)->magic == fp8::workspace_magic;
+}
+CQSA_DEVICE bool ring_is_sound(const fp8_ring_place& r) {
+  const fp8::ring_state& s = *reinterpret_cast<const fp8::ring_state*>(r.state);
+  return s.magic == fp8::ring_magic && s.version == fp8::ring_version && s.hist_len == r.hist_len && s.format == r.format && s.margin == r.margin &&
+         s.algorithm == r.algorithm && s.pow2 == r.pow2 && s.index >= 0 && s.index < s.hist_len;
+}
+CQSA_DEVICE bool scale_is_sound(float x) { return x > 0 && bits_of(x) < inf_bits; }
+
+CQSA_DEVICE fp8::scale_rule rule_of(const fp8_job& job, const fp8_side& side) {
+  return {side.format, job.margin, side.pow2, job.eps, job.amax_limit};
+}
+
+CQSA_DEVICE float plain_amax(uint32_t bits) { return plain_nan(float_of(bits)); }
+
+// The pair of block (r, c) where it does not depend on this launch's data: static, or from the amaxes of the launch before.
+CQSA_DEVICE fp8::scale_pair known_scale(const fp8_job& job, const fp8_side& side, int64_t r, int64_t c) {
+  if (job.source == CQSA_FP8_STATIC) {
+    const float scale = load_scale(side.scale_in, r, c, side.columns) * side.ratio;
+    return {scale, 1.0f / scale, 0};
+  }
+  return fp8::scale_of(plain_amax(job.words[side.per_group ? 1 + r : 0]), rule_of(job, side));
+}
+CQSA_DEVICE fp8::scale_pair single_scale(const fp8_job& job, const fp8_side& side) {
+  if (job.source != CQSA_FP8_RING) return known_scale(job, side, 0, 0);
+  const fp8::ring_state& s = *reinterpret_cast<const fp8::ring_state*>(job.ring.state);
+  if (side.ratio == 1.0f) return {s.scale, s.scale_inv, 0};
+  const float scale = s.scale * side.ratio;
+  return {scale, 1.0f / scale, 0};
+}
+
+// Codes of this launch have scales that are known at its begin.
+CQSA_DEVICE bool is_known(const fp8_params& p, const fp8_job& job, const fp8_side& side) {
+  return job.source != CQSA_FP8_CURRENT || (p.phase == phase_codes && (side.single || side.per_group));
+}
+
+// The same for all threads of the block, which meet here. `first`: the one that complains.
+CQSA_DEVICE fp8_head head_of(const fp8_params& p, const fp8_job& job) {
+  if (thread_index() == 0) control().amax = control().nan = control().infinite = control().saturated = 0;
+  barrier();
+  const bool first = block_index_x() == job.first_block && thread_index() == 0;
+  fp8_head head{};
+  head.rows = job.batch * job.rows;
+  if (job.skip && load_u32(reinterpret_cast<const char*>(job.skip)) != 0) return head;
+  bool sound = workspace_is_sound(p);
+  if (job.ring.state) sound = sound && ring_is_sound(job.ring);
+  if (sound && p.phase != phase_amax)
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const fp8_side& side = job.side[s];
+      if (!side.codes.data || !side.single || !is_known(p, job, side)) continue;
+      const fp8::scale_pair pair = single_scale(job, side);
+      head.scale[s] = pair.scale;
+      sound = sound && scale_is_sound(pair.scale);
+    }
+  if (!sound && first && job.counters && p.phase != phase_amax) atomic_add_i64(job.counters + 3 * job.counters_stride, 1);
+  if (job.groups) head.rows = group_begin(job.groups, job.groups_bytes, job.groups_stride, job.num_groups, head.rows);
+  head.go = sound;
+  return head;
+}
+
+// Scales that were known, and padding of all; a share of it for every block of the job.
+CQSA_DEVICE void publish(const fp8_params& p, const fp8_job& job, const fp8_head& head) {
+  if (p.phase == phase_amax) return;
+  const int64_t first = (block_index_x() - job.first_block) * block_threads() + thread_index(), step = job.blocks * block_threads();
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    const fp8_side& side = job.side[s];
+    if (!side.codes.data) continue;
+    clear_padding(side.scale_inv, side.rows, side.columns, first, step);
+    if (!is_known(p, job, side) || (!side.scale.data && !side.scale_inv.data)) continue;
+    if (side.single) {
+      if (first != 0 || (job.groups && head.rows == 0)) continue;
+      const fp8::scale_pair pair = single_scale(job, side);
+      store_scale(side.scale, 0, 0, 1, pair.scale), store_scale(side.scale_inv, 0, 0, 1, pair.scale_inv);
+      continue;
+    }
+    const int64_t rows = job.groups && !side.per_group ? min_i64(side.rows, head.rows) : side.rows;  // others are in no group
+    for (int64_t i = first; i < rows * side.columns; i += step) {
+      const int64_t r = i / side.columns, c = i - r * side.columns;
+      const fp8::scale_pair pair = known_scale(job, side, r, c);
+      if (!scale_is_sound(pair.scale)) continue;
+      store_scale(side.scale, r, c, side.columns, pair.scale), store_scale(side.scale_inv, r, c, side.columns, pair.scale_inv);
+    }
+  }
+}
+
+// ---- end --------------------------------------------------------------------------------------------------------------------
+
+template <int Lanes> CQSA_DEVICE uint32_t most_of_lanes(uint32_t value, int lanes = Lanes) {
+  for (int mask = 1; mask < lanes; mask *= 2) value = larger_u32(value, shuffle_xor<Lanes>(value, mask));
+  return value;
+}
+
+// Of all threads of the block, to all; a barrier on both sides. The caller's shared words do not overlap with control().
+template <int Lanes> CQSA_DEVICE uint32_t most_of_block(uint32_t value) {
+  value = most_of_lanes<Lanes>(value);
+  if (thread_index() % Lanes == 0) control().part[thread_index() / Lanes] = value;
+  barrier();
+  value = 0;
+  for (int i = 0; i < block_threads() / Lanes; ++i) value = larger_u32(value, control().part[i]);
+  barrier();
+  return value;
+}
+
+CQSA_DEVICE void count(uint32_t* to, uint32_t n) {
+  if (n) atomic_add(to, n);
+}
+CQSA_DEVICE void take_counts(const fp8_counts& c) { count(&control().nan, c.nan), count(&control().infinite, c.infinite), count(&control().saturated, c.saturated); }
+
+// One thread of the block, when all have counted.
+CQSA_DEVICE void add_counts(const fp8_job& job) {
+  const uint32_t n[3] = {control().nan, control().infinite, control().saturated};
+  for (int i = 0; i < 3; ++i)
+    if (n[i]) atomic_add_i64(job.counters + i * job.counters_stride, n[i]);
+}
+
+// An amax into a ring; all lanes of a team go along.
+template <int Lanes> CQSA_DEVICE void ring_take(char* state, float amax) {
+  fp8::ring_state& s = *reinterpret_cast<fp8::ring_state*>(state);
+  float* const history = reinterpret_cast<float*>(state + sizeof(fp8::ring_state));
+  const int lane = thread_index() % Lanes;
+  if (!fp8::is_finite(amax)) {
+    if (lane == 0) ++s.refused;
+    return;
+  }
+  uint32_t most = bits_of(amax) & 0x7fffffffu;
+  for (int i = lane; i < s.hist_len; i += Lanes)
+    if (i != s.index) most = larger_u32(most, bits_of(history[i]));
+  most = most_of_lanes<Lanes>(most);
+  if (lane != 0) return;
+  history[s.index] = amax;
+  s.index = s.index + 1 < s.hist_len ? s.index + 1 : 0;
+  if (most == 0) return;
+  const float from = s.algorithm == CQSA_FP8_RING_MOST_RECENT && amax > 0 ? amax : float_of(most);
+  const fp8::scale_pair pair = fp8::scale_of(from, {s.format, s.margin, s.pow2, 0.0f, 0.0f});
+  s.scale = pair.scale, s.scale_inv = pair.scale_inv;
+}
+
+CQSA_DEVICE void ring_stage(char* state, float amax) {
+  fp8::ring_state& s = *reinterpret_cast<fp8::ring_state*>(state);
+  if (!fp8::is_finite(amax)) ++s.refused;
+  else if (amax > s.staged) s.staged = amax;
+}
+
+// What the word of a job holds that was not done; no magnitude is as large.
+constexpr uint32_t refused_bits = 0xffffffffu;
+
+// Of a job whose blocks have all ended; a team of lanes.
+template <int Lanes> CQSA_DEVICE void end_job(const fp8_params& p, const fp8_job& job) {
+  const int lane = thread_index() % Lanes;
+  const uint32_t bits = job.words[0];
+  const float amax = plain_amax(bits);
+  lanes_barrier<Lanes>();  // before the word is cleared
+  if (p.phase == phase_amax) return;
+  if (bits != refused_bits) {
+    if (lane == 0 && job.amax) store_u32(reinterpret_cast<char*>(job.amax), bits_of(amax));
+    if (job.ring.state && !job.ring.stage) ring_take<Lanes>(job.ring.state, amax);
+    if (job.ring.state && job.ring.stage && lane == 0) ring_stage(job.ring.state, amax);
+  }
+  for (int64_t i = lane; i < 1 + (job.per_group ? job.num_groups : 0); i += Lanes) job.words[i] = 0;
+}
+
+// Every block comes here once, with the amax of what its threads have seen. The ticket counts all blocks of the grid; the last one
+// finds what the others have left, and leaves the workspace as it was.
+template <int Lanes, bool Many> CQSA_DEVICE void end_block(const fp8_params& p, const fp8_job& job, bool go, uint32_t amax) {
+  const bool ticket = p.ticket && workspace_is_sound(p);
+  if (!ticket && !job.counters) return;
+  amax = most_of_block<Lanes>(amax);
+  if (thread_index() == 0 && job.counters && p.phase != phase_amax) add_counts(job);
+  if (!ticket) return;
+  if (thread_index() == 0) {
+    amax = larger_u32(amax, control().amax);
+    if (!go) amax = refused_bits;
+    if (job.words && amax) atomic_max(job.words, amax);
+    if (!CQSA_MUTANT(31)) fence();
+    control().last = atomic_add(p.ticket, 1) + 1 == uint32_t(grid_size_x()) - (CQSA_MUTANT(32) ? 1u : 0u);
+    fence();
+  }
+  barrier();
+  if (!control().last) return;
+  const int team = thread_index() / Lanes;
+  if (!Many) {
+    if (team == 0 && job.words) end_job<Lanes>(p, job);
+  } else {
+    for (int j = team; j < p.count; j += block_threads() / Lanes)
+      if (p.jobs[j].words) end_job<Lanes>(p, p.jobs[j]);
+  }
+  if (thread_index() == 0 && !CQSA_MUTANT(33)) *p.ticket = 0;
+}
+
+}  // namespace cqsa::gpu

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host part of quantization: what a job is to its kernels, which of them takes it, and how many blocks it gets.
+#include "fp8.h"
+
+#include "backends/fp8_rules.h"
+#include "fp8_fill.h"
+
+#include <initializer_list>
+
+namespace cqsa::gpu {
+namespace {
+
+constexpr uint32_t threads = 256;
+constexpr uint64_t words_at = 128;  // behind the header and the ticket
+
+enum class way { general, stream };
+
+const cqsa_fp8_output& side_of(const cqsa_fp8_job& job, int s) { return s == 0 ? job.row : job.transposed; }
+int64_t all_rows(const cqsa_fp8_job& job) { return job.batch * job.rows; }
+bool per_group(const cqsa_fp8_job& job, const cqsa_fp8_output& o) { return scales_per_group(job.groups != nullptr, o.scale, all_rows(job)); }
+bool is_single(const cqsa_fp8_job& job, const cqsa_fp8_output& o) { return !per_group(job, o) && o.scale.rows == 1 && o.scale.columns == 1; }
+bool single_amax(const cqsa_fp8_job& job) { return job.block_amax.data && job.block_amax.rows == 1 && job.block_amax.columns == 1; }
+
+// Whether a side's scales come from an amax that only a whole launch can find.
+bool is_late(const cqsa_fp8_job& job) {
+  if (job.source != CQSA_FP8_CURRENT) return false;
+  for (int s = 0; s < 2; ++s)
+    if (const cqsa_fp8_output& o = side_of(job, s); o.codes.data && (is_single(job, o) || per_group(job, o))) return true;
+  return false;
+}
+bool any_per_group(const cqsa_fp8_job& job) {
+  return (job.row.codes.data && per_group(job, job.row)) || (job.transposed.codes.data && per_group(job, job.transposed));
+}
+
+// 32-bit words of a job in the workspace.
+int64_t words_of(const cqsa_fp8_job& job) {
+  if (!job.amax && !job.ring.state && !single_amax(job) && !is_late(job)) return 0;
+  return 1 + (is_late(job) && any_per_group(job) ? job.num_groups : 0);
+}
+
+fp8_side make_side(const cqsa_fp8_job& job, int s, int first) {
+  const cqsa_fp8_output& o = side_of(job, s);
+  fp8_side out{};
+  out.codes = matrix_of(o.codes);
+  if (!out.codes.data) return out;
+  out.scale_in = grid_of(o.scale_in.data ? o.scale_in : side_of(job, first).scale_in);
+  out.scale = grid_of(o.scale), out.scale_inv = grid_of(o.scale_inv);
+  out.rows = o.scale.rows, out.columns = o.scale.columns;
+  out.block[0] = o.scale.block[0], out.block[1] = o.scale.block[1];
+  out.format = o.codes.dtype;
+  out.pow2 = (job.flags & CQSA_FP8_POW2) || powers_only(o.scale_inv);
+  out.ratio = job.source == CQSA_FP8_STATIC && o.scale_in.data ? 1.0f : o.ratio;
+  out.single = is_single(job, o), out.per_group = per_group(job, o);
+  return out;
+}
+
+fp8_job make_job(const cqsa_fp8_job& a) {
+  fp8_job j{};
+  j.batch = a.batch, j.rows = a.rows, j.columns = a.columns;
+  j.x = matrix_of(a.x), j.up = matrix_of(a.up);
+  j.x_scale_inv = grid_of(a.x_scale_inv);
+  j.x_block[0] = larger(a.x_scale_inv.block[0], 1), j.x_block[1] = larger(a.x_scale_inv.block[1], 1);
+  j.first_side = a.row.codes.data ? 0 : a.transposed.codes.data ? 1 : 3;
+  for (int s = 0; s < 2; ++s) j.side[s] = make_side(a, s, j.first_side == 3 ? 0 : j.first_side);
+  j.amax = a.amax;
+  if (single_amax(a)) {
+    j.amax = static_cast<float*>(a.block_amax.data);
+  } else if (a.block_amax.data) {
+    fp8_side& m = j.side[amax_side];
+    m.scale = grid_of(a.block_amax), m.rows = a.block_amax.rows, m.columns = a.block_amax.columns;
+    m.block[0] = a.block_amax.block[0], m.block[1] = a.block_amax.block[1];
+  }
+  j.source = a.source, j.ignore_nan = a.nan_policy == CQSA_FP8_NAN_IGNORE, j.margin = a.margin;
+  j.saturate = !(a.flags & CQSA_FP8_NO_SATURATE);
+  j.eps = a.eps, j.amax_limit = a.amax_limit;
+  j.column_sum = a.column_sum, j.column_sum_stride = a.column_sum_stride;
+  j.counters = a.counters, j.counters_stride = a.counters_stride;
+  j.skip = a.skip, j.rng = a.rng, j.rng_stride = a.rng_stride;
+  j.groups = a.groups, j.groups_stride = a.groups_stride, j.num_groups = a.num_groups;
+  j.groups_bytes = a.groups_dtype == CQSA_DTYPE_I64 ? 8 : 4, j.per_group = words_of(a) > 1;
+  j.ring = ring_place_of(a.ring, (a.flags & CQSA_FP8_RING_STAGE) != 0);
+  return j;
+}
+
+int64_t number_bytes(const fp8_matrix& x) { return x.kind == kind_f32 ? 4 : x.kind <= kind_bf16 ? 2 : 1; }
+bool plain_format(int32_t format) { return format == CQSA_DTYPE_E4M3FN || format == CQSA_DTYPE_E5M2; }
+
+// The batch as more rows, where all operands allow it.
+bool fold_batch(fp8_job& j) {
+  if (j.batch == 1) return true;
+  const auto folds = [&](const fp8_matrix& m) { return !m.data || m.stride[0] == j.rows * m.stride[1]; };
+  if (!folds(j.x) || !folds(j.side[0].codes) || !folds(j.side[1].codes)) return false;
+  j.rows *= j.batch, j.batch = 1;
+  return true;
+}
+
+// What only the general kernel does.
+bool is_special(const fp8_job& j) {
+  return j.up.data || j.x_scale_inv.data || j.rng || j.column_sum || j.side[amax_side].scale.data || j.x.kind > kind_bf16 || j.per_group;
+}
+
+bool streams(fp8_job& j) {
+  fp8_side& side = j.side[0];
+  if (is_special(j) || j.groups || j.side[1].codes.data || !fold_batch(j)) return false;
+  if (j.columns > 1 && (j.x.stride[2] != 1 || (side.codes.data && side.codes.stride[2] != 1))) return false;
+  if (side.codes.data && (!side.single || !plain_format(side.format))) return false;
+  if (j.x.stride[1] == j.columns && (!side.codes.data || side.codes.stride[1] == j.columns)) j.columns *= j.rows, j.rows = 1;
+  j.x.aligned = aligned_to(j.x.data, 16) && (j.rows <= 1 || j.x.stride[1] * number_bytes(j.x) % 16 == 0);
+  side.codes.aligned = aligned_to(side.codes.data, 8) && (j.rows <= 1 || side.codes.stride[1] % 8 == 0);
+  return true;
+}
+
+way way_of(fp8_job& j) {
+  fp8_job copy = j;
+  if (streams(copy)) return j = copy, way::stream;
+  return way::general;
+}
+
+int64_t blocks_of(const device_facts& facts, const fp8_job& j, way how) {
+  const int64_t n = j.batch * j.rows * j.columns;
+  if (how == way::stream) return fp8_blocks(facts, divide_up(n, 8), threads * (j.x.kind == kind_f32 ? 2 : 4), 4);
+  return fp8_blocks(facts, n, threads, 8);
+}
+
+kernel_id kernel_of(way how, int32_t count) {
+  if (how == way::general) return kernel_id::cqsa_fp8_general;
+  return count > 1 ? kernel_id::cqsa_fp8_stream_many : kernel_id::cqsa_fp8_stream;
+}
+uint32_t shared_of(way how) { return fp8_control_bytes + (how == way::general ? threads * 4 : 0); }
+
+// Jobs of one kernel that stand one after the other.
+struct batch_of_jobs {
+  fp8_params p{};
+  way how = way::general;
+};
+
+cqsa_status launch_jobs(void* device, batch_of_jobs& b, void* stream) {
+  fp8_params& p = b.p;
+  if (p.count == 0) return CQSA_OK;
+  int64_t blocks = 0;
+  bool words = false;
+  for (int32_t i = 0; i < p.count; ++i) {
+    fp8_job& j = p.jobs[i];
+    j.first_block = blocks, j.blocks = blocks_of(facts_of(device), j, b.how), blocks += j.blocks;
+    words = words || j.words;
+  }
+  if (!words) p.workspace = nullptr;
+  p.ticket = words ? reinterpret_cast<uint32_t*>(p.workspace + sizeof(fp8::workspace_header)) : nullptr;
+  const launch_shape shape{{uint32_t(blocks), 1, 1}, threads, shared_of(b.how)};
+  const cqsa_status status = launch(device, kernel_of(b.how, p.count), shape, &p, sizeof p, stream);
+  p.count = 0;
+  return status;
+}
+
+// The job as one phase has it: where its amax is looked for first, nothing else is.
+fp8_job job_in_phase(const cqsa_fp8_job& a, int32_t phase) {
+  fp8_job j = make_job(a);
+  if (phase == phase_amax) j.side[0].codes.data = j.side[1].codes.data = j.side[amax_side].scale.data = nullptr, j.column_sum = nullptr;
+  return j;
+}
+
+cqsa_status launch_phase(void* device, const cqsa_fp8_quantize_leaf& leaf, char* workspace, int32_t phase, void* stream) {
+  batch_of_jobs b;
+  b.p.phase = phase;
+  uint32_t* words = reinterpret_cast<uint32_t*>(workspace + (workspace ? words_at : 0));
+  for (int64_t i = 0; i < leaf.count; ++i) {
+    const int64_t count = words_of(leaf.jobs[i]);
+    uint32_t* const mine = count ? words : nullptr;
+    words += count;
+    if (is_late(leaf.jobs[i]) != (phase != phase_all)) continue;
+    fp8_job j = job_in_phase(leaf.jobs[i], phase);
+    const way how = way_of(j);
+    j.words = mine, j.backward = phase == phase_codes;
+    if (b.p.count == most_fp8_jobs || (b.p.count && how != b.how))
+      if (const cqsa_status status = launch_jobs(device, b, stream); status != CQSA_OK) return status;
+    b.p.workspace = workspace, b.how = how;
+    b.p.jobs[b.p.count++] = j;
+  }
+  return launch_jobs(device, b, stream);
+}
+
+}  // namespace
+
+uint64_t portable_fp8_quantize_workspace(const cqsa_fp8_quantize_leaf* leaf, int64_t) {
+  int64_t words = 0;
+  for (int64_t i = 0; i < leaf->count; ++i) words += words_of(leaf->jobs[i]);
+  return words ? words_at + uint64_t(divide_up(words * 4, 64)) * 64 : 0;
+}
+
+cqsa_status portable_fp8_quantize(void* device, const cqsa_fp8_quantize_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec*, void* stream) {
+  const uint64_t needed = portable_fp8_quantize_workspace(leaf, 1);
+  if (bytes < needed || (needed && !workspace)) return fail(CQSA_ERROR_WORKSPACE, "a workspace of %llu bytes where %llu are needed", (unsigned long long)bytes, (unsigned long long)needed);
+  char* const memory = needed ? static_cast<char*>(workspace) : nullptr;
+  for (const int32_t phase : {phase_all, phase_amax, phase_codes})
+    if (const cqsa_status status = launch_phase(device, *leaf, memory, phase, stream); status != CQSA_OK) return status;
+  return CQSA_OK;
+}
+
+}  // namespace cqsa::gpu
