@@ -134,14 +134,14 @@ CQSA_DEVICE void run_tile(const gemm_params& p, const gemm_warp& at, bool by_k, 
   load_rows(p, p.a, at.batch, at.row, p.m, 0, next_a), load_rows(p, p.b, at.batch, at.column, p.n, 0, next_b);
 #pragma unroll 1
   for (int64_t k = 0; k < p.k; k += gemm_tile::depth) {
-    barrier();
+    if (!CQSA_MUTANT(2)) barrier();
     store_rows(a, p.a.kind, next_a), store_rows(b, p.b.kind, next_b);
     barrier();
     const int64_t next = k + gemm_tile::depth;
     load_rows(p, p.a, at.batch, at.row, p.m, next, next_a), load_rows(p, p.b, at.batch, at.column, p.n, next, next_b);
 #pragma unroll 1
     for (int i = 0; i < gemm_tile::depth; i += 16) multiply_16(a + at.warp_row * gemm_tile::pitch, b + at.warp_column * gemm_tile::pitch, i, sums);
-    if (CQSA_MUTANT(1) || (next % gemm_promote != 0 && next < p.k)) continue;
+    if (next % (CQSA_MUTANT(1) ? 2 * gemm_promote : gemm_promote) != 0 && next < p.k) continue;
     add_up(p, at, by_k, k, sums, total);
     clear(sums);
   }
