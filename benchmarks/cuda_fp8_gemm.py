@@ -161,7 +161,8 @@ def one_random(gemm, impl, r):
     args = (a, b, scale_a, scale_b, block_a, block_b, alpha, beta, c, bias)
     want, size = exact(*args), exact(*args, absolute=True)
     got = d.float().double()
-    tolerance = (2e-3 if fast and impl not in ("portable", "f16") else 3e-4) * size + 1e-6
+    # Of the sum of magnitudes; the FP8 unit cuts each sum of 32 products to some 14 bits.
+    tolerance = {"portable": 5e-6, "f16": 1e-5}.get(impl, 4e-3 if fast else 6e-4) * size + 1e-6
     if d_type not in FLOATS:
         top = torch.finfo(d_type).max
         want, tolerance = (want * d_scale.double()).clamp(-top, top), tolerance * d_scale.double()
@@ -173,7 +174,7 @@ def one_random(gemm, impl, r):
         return f"{what}: {int(bad.sum())} wrong, first {at}: {got[tuple(at)].item():.6g}, wanted {want[tuple(at)].item():.6g}"
     if d_amax is not None:
         largest = exact(*args).abs().max().item() if m else 0.0
-        if not abs(d_amax.item() - largest) <= 2e-3 * largest + 1e-6:
+        if not abs(d_amax.item() - largest) <= 4e-3 * largest + 1e-6:
             return f"{what}: amax {d_amax.item()}, wanted {largest}"
     return ""
 

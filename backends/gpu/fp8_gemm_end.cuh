@@ -10,12 +10,12 @@ namespace cqsa::gpu {
 // ------------------------------------------------------------------------------------------------------------- formats
 
 // What tells the four formats apart; src/dtype.h is the oracle.
-struct fp8_format {
+struct gemm_format {
   int32_t mantissa, bias;
   uint32_t largest;  // code of the largest finite number
   bool fnuz;
 };
-CQSA_DEVICE fp8_format format_of(int kind) {
+CQSA_DEVICE gemm_format gemm_format_of(int kind) {
   if (kind == gemm_e4m3fn) return {3, 7, 0x7e, false};
   if (kind == gemm_e5m2) return {2, 15, 0x7b, false};
   if (kind == gemm_e4m3fnuz) return {3, 8, 0x7f, true};
@@ -23,7 +23,7 @@ CQSA_DEVICE fp8_format format_of(int kind) {
 }
 
 CQSA_DEVICE float decode_fp8(uint32_t code, int kind) {
-  const fp8_format f = format_of(kind);
+  const gemm_format f = gemm_format_of(kind);
   const uint32_t magnitude = code & 0x7fu, sign = (code & 0x80u) << 24;
   if (f.fnuz && code == 0x80u) return float_of(0x7fc00000u);
   if (!f.fnuz && magnitude > f.largest) return float_of(sign | 0x7f800000u | (kind == gemm_e5m2 ? (magnitude & 3u) << 21 | (magnitude & 3u ? 0x400000u : 0) : 0x400000u));
@@ -34,7 +34,7 @@ CQSA_DEVICE float decode_fp8(uint32_t code, int kind) {
 
 // To nearest, ties to even, saturated.
 CQSA_DEVICE uint32_t encode_fp8(float x, int kind) {
-  const fp8_format f = format_of(kind);
+  const gemm_format f = gemm_format_of(kind);
   const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffffu, sign = bits >> 24 & 0x80u;
   if (magnitude > 0x7f800000u) return f.fnuz ? 0x80u : kind == gemm_e4m3fn ? sign | 0x7fu : sign | 0x7eu | (magnitude >> 21 & 3u);
   uint32_t m = magnitude & 0x7fffffu;

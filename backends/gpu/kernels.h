@@ -19,7 +19,7 @@
   X(cqsa_selected_d256, 256, 0)     \
   X(cqsa_selected_d512, 256, 0)     \
   X(cqsa_gather, 256, 0)            \
-  X(cqsa_fp8_gemm, 256, 0)       \
+  X(cqsa_fp8_gemm, 256, 0)          \
   X(cqsa_fp8_stream, 256, 0)        \
   X(cqsa_fp8_stream_many, 256, 0)   \
   X(cqsa_fp8_tile_half, 256, 0)     \

@@ -84,9 +84,9 @@ CQSA_DEVICE uint16_t f32_to_f16(float value) { return __half_as_ushort(__float2h
 
 // Shared or global memory; the old value.
 CQSA_DEVICE uint32_t atomic_or(uint32_t* to, uint32_t bits) { return atomicOr(to, bits); }
-CQSA_DEVICE uint32_t atomic_max(uint32_t* to, uint32_t value) { return atomicMax(to, value); }
-CQSA_DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return atomicAdd(to, value); }
 CQSA_DEVICE uint32_t atomic_exchange(uint32_t* to, uint32_t value) { return atomicExch(to, value); }
+CQSA_DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return atomicAdd(to, value); }
+CQSA_DEVICE uint32_t atomic_max(uint32_t* to, uint32_t value) { return atomicMax(to, value); }
 // What this thread did before it is seen, by all of the device, before what it does behind, and the reverse for what it reads.
 CQSA_DEVICE void device_fence() { __threadfence(); }
 

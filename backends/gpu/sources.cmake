@@ -7,8 +7,8 @@ set(CQSA_GPU_KERNELS
   attention_d512.cu
   attention_tail.cu
   combine.cu
-  fp8_gemm.cu
   fp8_decode.cu
+  fp8_gemm.cu
   fp8_general.cu
   fp8_group.cu
   fp8_init.cu

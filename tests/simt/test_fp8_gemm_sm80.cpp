@@ -38,3 +38,22 @@ TEST_CASE("simt fp8 gemm sm80: every code, NaN and Inf too") {
     CHECK(wrong == 0);
   }
 }
+
+// Scales of 128 of k for 256, and codes that come while the products before them are under way.
+TEST_CASE("simt fp8 gemm sm80: every mutant is noticed", "[mutants]") {
+  for (int mutant = 1; mutant <= 2; ++mutant) {
+    cqsa_simt_mutant = mutant;
+    bool noticed = false;
+    for (int n = 0; n < 60 && !noticed; ++n) {
+      gemm_problem x(uint64_t(n + 1));
+      gemm_options o;
+      x.make(o);
+      simt::device device = gemm_device(n, 32, 80);
+      const std::string text = run_gemm(device, sm80_fp8_gemm, x);
+      noticed = text.rfind("declined", 0) != 0 && (!text.empty() || !x.mistake(1e-5).empty());
+    }
+    cqsa_simt_mutant = 0;
+    INFO("CQSA_MUTANT(" << mutant << ")");
+    CHECK(noticed);
+  }
+}

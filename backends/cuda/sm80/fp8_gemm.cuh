@@ -104,12 +104,12 @@ CQSA_DEVICE void multiply_16(const unsigned char* a, const unsigned char* b, int
 }
 
 // The tile of the block and this warp's part of it.
-struct warp_place {
+struct gemm_warp {
   int64_t batch, row, column;  // of the tile
   int warp_row, warp_column;
 };
 
-CQSA_DEVICE void add_up(const gemm_params& p, const warp_place& at, bool by_k, int64_t k, const warp_sums& sums, warp_sums& total) {
+CQSA_DEVICE void add_up(const gemm_params& p, const gemm_warp& at, bool by_k, int64_t k, const warp_sums& sums, warp_sums& total) {
   const int lane = thread_index() % 32, g = lane / 4, l = lane % 4;
   float of_b[4][2];
 #pragma unroll
@@ -126,7 +126,7 @@ CQSA_DEVICE void add_up(const gemm_params& p, const warp_place& at, bool by_k, i
   }
 }
 
-CQSA_DEVICE void run_tile(const gemm_params& p, const warp_place& at, bool by_k, warp_sums& total) {
+CQSA_DEVICE void run_tile(const gemm_params& p, const gemm_warp& at, bool by_k, warp_sums& total) {
   unsigned char *const a = shared_memory(), *const b = a + gemm_tile::rows * gemm_tile::pitch;
   warp_sums sums;
   code_rows next_a, next_b;
@@ -134,14 +134,14 @@ CQSA_DEVICE void run_tile(const gemm_params& p, const warp_place& at, bool by_k,
   load_rows(p, p.a, at.batch, at.row, p.m, 0, next_a), load_rows(p, p.b, at.batch, at.column, p.n, 0, next_b);
 #pragma unroll 1
   for (int64_t k = 0; k < p.k; k += gemm_tile::depth) {
-    barrier();
+    if (!CQSA_MUTANT(2)) barrier();
     store_rows(a, p.a.kind, next_a), store_rows(b, p.b.kind, next_b);
     barrier();
     const int64_t next = k + gemm_tile::depth;
     load_rows(p, p.a, at.batch, at.row, p.m, next, next_a), load_rows(p, p.b, at.batch, at.column, p.n, next, next_b);
 #pragma unroll 1
     for (int i = 0; i < gemm_tile::depth; i += 16) multiply_16(a + at.warp_row * gemm_tile::pitch, b + at.warp_column * gemm_tile::pitch, i, sums);
-    if (CQSA_MUTANT(1) || (next % gemm_promote != 0 && next < p.k)) continue;
+    if (next % (CQSA_MUTANT(1) ? 2 * gemm_promote : gemm_promote) != 0 && next < p.k) continue;
     add_up(p, at, by_k, k, sums, total);
     clear(sums);
   }
@@ -158,7 +158,7 @@ template <int I = 0> CQSA_DEVICE void stage_row(float* staging, const warp_sums&
   if constexpr (I + 1 < 4) stage_row<I + 1>(staging, total, wanted);
 }
 
-CQSA_DEVICE uint32_t end_tile(const gemm_params& p, const warp_place& at, bool by_k, const warp_sums& total) {
+CQSA_DEVICE uint32_t end_tile(const gemm_params& p, const gemm_warp& at, bool by_k, const warp_sums& total) {
   const int lane = thread_index() % 32;
   float* const staging = reinterpret_cast<float*>(shared_memory() + thread_index() / 32 * gemm_staging_bytes);
   const float d_scale = scale_of_codes(p.end);
@@ -185,7 +185,7 @@ CQSA_DEVICE void gemm_block(const gemm_params& p) {
   uint32_t largest = 0;
   for (int64_t unit = block_index_x(); unit < p.batch * tiles; unit += grid_size_x()) {
     const int64_t rest = unit % tiles;
-    const warp_place at{unit / tiles, rest % p.row_tiles * gemm_tile::rows, rest / p.row_tiles * gemm_tile::columns, warp / 4 * 64, warp % 4 * 32};
+    const gemm_warp at{unit / tiles, rest % p.row_tiles * gemm_tile::rows, rest / p.row_tiles * gemm_tile::columns, warp / 4 * 64, warp % 4 * 32};
     warp_sums total;
     run_tile(p, at, by_k, total);
     const uint32_t of_tile = end_tile(p, at, by_k, total);

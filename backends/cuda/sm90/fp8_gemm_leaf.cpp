@@ -86,7 +86,7 @@ const char* why_not(const cqsa_fp8_gemm_leaf& a) {
   if (!is_code(a.a.dtype) || !is_code(a.b.dtype)) return "a and b must be e4m3fn or e5m2";
   if (!is_gemm_output(a)) return "d must be f32, f16, bf16 or codes of FP8, c and bias f32, f16 or bf16";
   if (a.batch < 1 || a.m < 1 || a.n < 1 || a.k < 1) return "there is nothing to multiply";
-  if (a.m > most_size || a.n > most_size || a.k > most_size || count_of(a, tiles[size_small]) > most_size) return "m, n and k are at most 2^30";
+  if (a.m > most_size || a.n > most_size || a.k > most_size || count_of(a, tiles[size_small]) > most_size / 16) return "m, n and k are at most 2^30";
   if (a.chip.shared_bytes > 0 && a.chip.shared_bytes < tiles[size_large].shared_bytes) return "the device has too little shared memory";
   if (const char* text = why_not_operand(a.a, a.m, a.k, a.batch)) return text;
   return why_not_operand(a.b, a.n, a.k, a.batch);

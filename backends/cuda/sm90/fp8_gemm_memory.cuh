@@ -59,18 +59,14 @@ template <class S> CQSA_DEVICE void release(const gemm_memory<S>& mem, uint32_t 
   }
 }
 
-// The first row and column of tile number `tile` of this block, and its batch item. Some rows of tiles together, column by column: what
-// clusters work on at the same time should have few rows of a and of b.
+// The first row and column of tile number `tile` of this block, and its batch item.
 struct tile_place {
   int32_t batch, row, column;
 };
 template <class S> CQSA_DEVICE tile_place tile_at(const gemm_launch& p, int32_t tile) {
-  const int32_t rows = int32_t(p.g.row_tiles), columns = int32_t(p.g.column_tiles), all = rows * columns;
-  const int32_t batch = tile / all, rest = tile - batch * all, per_group = p.group * columns, group = rest / per_group;
-  const int32_t first = group * p.group, left = rows - first, size = left < p.group ? left : p.group, within = rest - group * per_group;
-  const int32_t column = within / size, row = first + within - column * size;
+  const gemm_unit u = find_gemm_unit(int32_t(p.g.row_tiles), int32_t(p.g.column_tiles), p.group, tile);
   const int32_t rank = S::cluster > 1 ? int32_t(rank_in_cluster()) : 0;
-  return {batch, row * S::rows, (column * S::cluster + rank) * S::columns};
+  return {u.batch, u.row * S::rows, (u.column * S::cluster + rank) * S::columns};
 }
 template <class S> CQSA_DEVICE int32_t first_tile() { return int32_t(blockIdx.x) / S::cluster; }
 CQSA_DEVICE int32_t tiles_of(const gemm_launch& p) { return int32_t(p.g.batch * p.g.row_tiles * p.g.column_tiles); }

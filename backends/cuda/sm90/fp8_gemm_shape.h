@@ -5,6 +5,14 @@
 #include "backends/gpu/fp8_gemm_params.h"
 #include "tensor_map.h"
 
+#if !defined(CQSA_EVERYWHERE)
+#if defined(__CUDACC__)
+#define CQSA_EVERYWHERE __host__ __device__ __forceinline__
+#else
+#define CQSA_EVERYWHERE inline
+#endif
+#endif
+
 namespace cqsa::gpu::sm90 {
 
 // How sums are made. fast: all of k in the matrix unit. plain: promoted every 128 of k, scales of rows and columns at the end. blocks: scales of a
@@ -37,5 +45,17 @@ struct gemm_launch {
   int32_t group;        // rows of tiles that are walked through together, column by column
   int32_t clusters;
 };
+
+// Number `tile` in units of clusters. Some rows of tiles together, column by column: what clusters work on at the same time should have few rows
+// of a and of b.
+struct gemm_unit {
+  int32_t batch, row, column;
+};
+CQSA_EVERYWHERE gemm_unit find_gemm_unit(int32_t rows, int32_t columns, int32_t at_once, int32_t tile) {
+  const int32_t all = rows * columns, batch = tile / all, rest = tile - batch * all, per_group = at_once * columns, group = rest / per_group;
+  const int32_t first = group * at_once, left = rows - first, size = left < at_once ? left : at_once, within = rest - group * per_group;
+  const int32_t column = within / size;
+  return {batch, first + within - column * size, column};
+}
 
 }  // namespace cqsa::gpu::sm90
