@@ -59,6 +59,24 @@ void apply_scales(const decoding& d, int64_t i, int64_t j, int64_t n, decode_scr
   }
 }
 
+// f32 and bf16 where they belong; the rest by way of f32.
+bool is_plain(const cqsa_matrix& out) {
+  const bool known = out.dtype == CQSA_DTYPE_F32 || out.dtype == CQSA_DTYPE_BF16;
+  return known && out.stride[2] == 1 && reinterpret_cast<uintptr_t>(out.data) % uintptr_t(bytes_of(out.dtype)) == 0;
+}
+
+void decode_line(const decoding& d, const uint8_t* codes, int64_t i, int64_t j, int64_t n, decode_scratch* mem) {
+  const cqsa_scale_grid& g = d.leaf.scale_inv;
+  const cqsa_matrix& out = d.leaf.out;
+  char* const to = matrix_address(out, d.leaf.rows, i, j);
+  const int64_t r = g.data ? scale_row(d, i, mem) : 0;
+  for (int64_t k = 0; k < n;) {
+    const int64_t c = g.data ? (j + k) / g.block[1] : 0, end = g.data ? std::min(n, (c + 1) * g.block[1] - j) : n;
+    d.target.decode(codes + k, d.leaf.codes.dtype, end - k, g.data ? load_scale(g, r, c) : 1.0f, out.dtype, to + k * bytes_of(out.dtype));
+    k = end;
+  }
+}
+
 // Codes that lie column by column are turned first.
 bool is_upright(const cqsa_fp8_dequantize_leaf& leaf) {
   return leaf.codes.stride[2] == 1 || leaf.codes.stride[1] != 1 || (leaf.batch > 1 && leaf.codes.stride[0] != leaf.rows);
@@ -67,11 +85,15 @@ bool is_upright(const cqsa_fp8_dequantize_leaf& leaf) {
 void decode_tile(const decoding& d, int64_t top, int64_t left, decode_scratch* mem) {
   const cqsa_fp8_dequantize_leaf& leaf = d.leaf;
   const int64_t rows = std::min(tile_rows, d.bottom - top), n = std::min(tile_columns, leaf.columns - left);
-  const bool upright = is_upright(leaf);
+  const bool upright = is_upright(leaf), plain = is_plain(leaf.out) && (!upright || leaf.codes.stride[2] == 1);
   const char* const corner = matrix_address(leaf.codes, leaf.rows, top, left);
   if (!upright) d.target.transpose(reinterpret_cast<const uint8_t*>(corner), leaf.codes.stride[2], n, rows, false, mem->tile, tile_columns);
   for (int64_t i = top; i < top + rows; ++i) {
     const char* const from = upright ? matrix_address(leaf.codes, leaf.rows, i, left) : reinterpret_cast<char*>(mem->tile + (i - top) * tile_columns);
+    if (plain) {
+      decode_line(d, reinterpret_cast<const uint8_t*>(from), i, left, n, mem);
+      continue;
+    }
     d.target.load(from, leaf.codes.dtype, upright ? leaf.codes.stride[2] : 1, n, mem->raw, mem->x);
     apply_scales(d, i, left, n, mem);
     d.target.save(mem->x, leaf.out.dtype, leaf.out.stride[2], n, &conversions, mem->raw, matrix_address(leaf.out, leaf.rows, i, left));
