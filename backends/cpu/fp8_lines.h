@@ -32,6 +32,8 @@ struct fp8_target {
   void (*sum)(const float* x, int64_t n, double* sums);
   // out[j * out_stride + i] = x[i * stride + j]
   void (*transpose)(const uint8_t* x, int64_t stride, int64_t rows, int64_t columns, bool streams, uint8_t* out, int64_t out_stride);
+  // to[i] = code i * scale, as F32 or BF16 with one NaN.
+  void (*decode)(const uint8_t* codes, cqsa_dtype format, int64_t n, float scale, cqsa_dtype type, void* to);
   void (*finish)();  // by each worker at its end: what went past the caches is in memory
 };
 

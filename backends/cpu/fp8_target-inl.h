@@ -42,13 +42,41 @@ static void encode(const void* x, cqsa_dtype type, int64_t n, int64_t group, con
   else largest(x, type, n, n, how->finite, most);
 }
 
+// Rounds as to_bf16() does; the one NaN needs no care.
+static inline void put(float x, float* to) { *to = x; }
+static inline void put(float x, uint16_t* to) {
+  const uint32_t bits = uint32_t(bits_of(x));
+  *to = uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+template <class F, class T> static void decode_run(const uint8_t* HWY_RESTRICT codes, int64_t n, float scale, T* HWY_RESTRICT to) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = decode_one<F>(codes[i]) * scale;
+    put(float_of((bits_of(x) & 0x7fffffff) > infinite_bits ? 0x7fc00000 : bits_of(x)), to + i);
+  }
+}
+
+template <class T> static void decode_to(const uint8_t* codes, cqsa_dtype format, int64_t n, float scale, T* to) {
+  switch (format) {
+    case CQSA_DTYPE_E4M3FN: return decode_run<e4m3fn_of>(codes, n, scale, to);
+    case CQSA_DTYPE_E5M2: return decode_run<e5m2_of>(codes, n, scale, to);
+    case CQSA_DTYPE_E4M3FNUZ: return decode_run<e4m3fnuz_of>(codes, n, scale, to);
+    default: return decode_run<e5m2fnuz_of>(codes, n, scale, to);
+  }
+}
+
+static void decode(const uint8_t* codes, cqsa_dtype format, int64_t n, float scale, cqsa_dtype type, void* to) {
+  if (type == CQSA_DTYPE_F32) decode_to(codes, format, n, scale, (float*)to);
+  else decode_to(codes, format, n, scale, (uint16_t*)to);
+}
+
 static void finish() {
 #if defined(CQSA_FP8_BF16)
   hwy::FlushStream();
 #endif
 }
 
-constexpr fp8_target lines_of_target = {load_line, save_line, multiply_line, silu_line, largest, encode, sum_line, transpose, finish};
+constexpr fp8_target lines_of_target = {load_line, save_line, multiply_line, silu_line, largest, encode, sum_line, transpose, decode, finish};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace

@@ -387,6 +387,38 @@ TEST_CASE("fp8: many random quantizations equal the reference", "[.long]") {
   for (uint32_t seed = 1000; seed <= 4000; ++seed) check_problem(seed);
 }
 
+// ---- dequantize -------------------------------------------------------------------------------------------------------------
+
+// Codes that were made by a random quantization's x: any strides, scales of any blocks, groups.
+void check_decoding(uint32_t seed) {
+  problem p(seed);
+  if (bytes_of(p.job.x.dtype) != 1) return;
+  const cqsa_dtype types[] = {CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16};
+  const cqsa_dtype type = types[seed % 3];
+  const int64_t rows = p.job.rows, columns = p.job.columns, gap = p.pick(3);
+  std::vector<char> out[2];
+  for (auto& o : out) o.assign(size_t(p.job.batch * rows * (columns + gap) * bytes_of(type) + 8), char(0x33));
+  cqsa_fp8_dequantize_leaf leaf{};
+  leaf.batch = p.job.batch, leaf.rows = rows, leaf.columns = columns;
+  leaf.codes = p.job.x, leaf.scale_inv = p.job.x_scale_inv;
+  leaf.groups = p.job.groups, leaf.groups_dtype = p.job.groups_dtype, leaf.groups_stride = p.job.groups_stride, leaf.num_groups = p.job.num_groups;
+  leaf.out = {out[0].data(), type, 0, {rows * (columns + gap), columns + gap, 1}};
+  REQUIRE(fp8_dequantize_reference(&leaf) == CQSA_OK);
+  leaf.out.data = out[1].data();
+  for (const named_target& t : targets())
+    for (const int64_t threads : {1, 3}) {
+      std::fill(out[1].begin(), out[1].end(), char(0x33));
+      const cqsa_exec exec = threads_of(threads);
+      REQUIRE(fp8_dequantize_on(*t.target, &leaf, &exec) == CQSA_OK);
+      INFO("seed " << seed << " " << t.name << " " << threads << ": " << p.text);
+      REQUIRE((out[0] == out[1]));
+    }
+}
+
+TEST_CASE("fp8: decoded numbers equal the reference", "[fp8]") {
+  for (uint32_t seed = 1; seed <= 250; ++seed) check_decoding(seed);
+}
+
 // ---- product ----------------------------------------------------------------------------------------------------------------
 
 struct gemm_problem {
