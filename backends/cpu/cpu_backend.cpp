@@ -3,6 +3,7 @@
 #include "attention_job.h"
 #include "selected_job.h"
 #include "kv_job.h"
+#include "quant_job.h"
 
 #include "dtype.h"
 
@@ -217,6 +218,8 @@ cqsa_backend_v1 make_backend() {
   b.kv_append = kv_append;
   b.kv_gather = kv_gather;
   b.hadamard = hadamard;
+  b.dequantize_rows = dequantize_rows;
+  b.quantize_rows = quantize_rows;
   return b;
 }
 
