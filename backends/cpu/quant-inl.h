@@ -19,15 +19,27 @@ static inline float plain_nan(float x) {
   return x;
 }
 
-template <class Format> static inline void emit(const unpacked* u, float* HWY_RESTRICT to) {
-  for (int g = 0; g < Format::elements / Format::group; ++g) {
-    const float scale = u->scale[g], least = u->min[g];
-    const int8_t* HWY_RESTRICT const code = u->code + g * Format::group;
-    for (int i = 0; i < Format::group; ++i) {
-      const float product = scale * float(code[i]);
-      to[g * Format::group + i] = plain_nan(Format::has_min ? product - least : product);
-    }
+// n codes of one group, a multiple of 16.
+template <bool has_min> static inline void emit_group(const int8_t* code, float scale, float least, int n, float* to) {
+#if defined(CQSA_PLAIN_VECTORS)
+  for (int i = 0; i < n; ++i) {
+    const float product = scale * float(code[i]);
+    to[i] = plain_nan(has_min ? product - least : product);
   }
+#else
+  const hn::Rebind<int8_t, df_t> d8;
+  const vf factor = set(scale), less = set(least), nan = hn::BitCast(df, hn::Set(di, 0x7fc00000));
+  for (int i = 0; i < n; i += lanes) {
+    const vf product = mul(factor, hn::ConvertTo(df, hn::PromoteTo(di, hn::LoadU(d8, code + i))));
+    const vf value = has_min ? sub(product, less) : product;
+    storeu(select(eq(value, value), value, nan), to + i);
+  }
+#endif
+}
+
+template <class Format> static inline void emit(const unpacked* u, float* to) {
+  for (int g = 0; g < Format::elements / Format::group; ++g)
+    emit_group<Format::has_min != 0>(u->code + g * Format::group, u->scale[g], u->min[g], Format::group, to + g * Format::group);
 }
 
 template <class Format> static void decode_blocks(const uint8_t* from, int64_t n, float* to) {
@@ -39,43 +51,50 @@ template <class Format> static void decode_blocks(const uint8_t* from, int64_t n
   }
 }
 
-static void decode_floats(const uint8_t* from, cqsa_dtype dtype, int64_t n, char* raw, float* to) {
-  load_row((const char*)from, dtype, 1, n, raw, to);
+template <cqsa_dtype dtype> static void decode_floats(const uint8_t* from, int64_t n, float* to) {
+  if (dtype == CQSA_DTYPE_F32) {
+    memcpy(to, from, size_t(4 * n));
+  } else {
+    alignas(64) char raw[2 * quant_piece];  // for those at an odd address
+    load_row((const char*)from, dtype, 1, n, raw, to);
+  }
   for (int64_t i = 0; i < n; ++i) to[i] = plain_nan(to[i]);
 }
 
-static void decode_f32(cqsa_quant_format format, const uint8_t* from, int64_t n, char* raw, float* to) {
-  switch (format) {
-    case CQSA_QUANT_F32: return decode_floats(from, CQSA_DTYPE_F32, n, raw, to);
-    case CQSA_QUANT_F16: return decode_floats(from, CQSA_DTYPE_F16, n, raw, to);
-    case CQSA_QUANT_BF16: return decode_floats(from, CQSA_DTYPE_BF16, n, raw, to);
-    case CQSA_QUANT_Q1_0: return decode_blocks<q1_0>(from, n, to);
-    case CQSA_QUANT_Q2_0: return decode_blocks<q2_0>(from, n, to);
-    case CQSA_QUANT_Q4_0: return decode_blocks<q4_0>(from, n, to);
-    case CQSA_QUANT_Q4_1: return decode_blocks<q4_1>(from, n, to);
-    case CQSA_QUANT_Q5_0: return decode_blocks<q5_0>(from, n, to);
-    case CQSA_QUANT_Q5_1: return decode_blocks<q5_1>(from, n, to);
-    case CQSA_QUANT_Q8_0: return decode_blocks<q8_0>(from, n, to);
-    case CQSA_QUANT_Q2_K: return decode_blocks<q2_k>(from, n, to);
-    case CQSA_QUANT_Q3_K: return decode_blocks<q3_k>(from, n, to);
-    case CQSA_QUANT_Q4_K: return decode_blocks<q4_k>(from, n, to);
-    case CQSA_QUANT_Q5_K: return decode_blocks<q5_k>(from, n, to);
-    case CQSA_QUANT_Q6_K: return decode_blocks<q6_k>(from, n, to);
-    case CQSA_QUANT_IQ1_S: return decode_blocks<iq1_s>(from, n, to);
-    case CQSA_QUANT_IQ1_M: return decode_blocks<iq1_m>(from, n, to);
-    case CQSA_QUANT_IQ2_XXS: return decode_blocks<iq2_xxs>(from, n, to);
-    case CQSA_QUANT_IQ2_XS: return decode_blocks<iq2_xs>(from, n, to);
-    case CQSA_QUANT_IQ2_S: return decode_blocks<iq2_s>(from, n, to);
-    case CQSA_QUANT_IQ3_XXS: return decode_blocks<iq3_xxs>(from, n, to);
-    case CQSA_QUANT_IQ3_S: return decode_blocks<iq3_s>(from, n, to);
-    case CQSA_QUANT_IQ4_NL: return decode_blocks<iq4_nl>(from, n, to);
-    case CQSA_QUANT_IQ4_XS: return decode_blocks<iq4_xs>(from, n, to);
-    case CQSA_QUANT_TQ1_0: return decode_blocks<tq1_0>(from, n, to);
-    case CQSA_QUANT_TQ2_0: return decode_blocks<tq2_0>(from, n, to);
-    case CQSA_QUANT_MXFP4: return decode_blocks<mxfp4>(from, n, to);
-    default: return decode_blocks<nvfp4>(from, n, to);
-  }
-}
+// At CQSA_QUANT_*. Called through pointers also because g++ 12 takes a direct call of decode_blocks<q2_k>() for one without effect, and drops it.
+using decode_fn = void (*)(const uint8_t* from, int64_t n, float* to);
+static const decode_fn decoders[] = {
+    nullptr,
+    decode_floats<CQSA_DTYPE_F32>,
+    decode_floats<CQSA_DTYPE_F16>,
+    decode_floats<CQSA_DTYPE_BF16>,
+    decode_blocks<q1_0>,
+    decode_blocks<q2_0>,
+    decode_blocks<q4_0>,
+    decode_blocks<q4_1>,
+    decode_blocks<q5_0>,
+    decode_blocks<q5_1>,
+    decode_blocks<q8_0>,
+    decode_blocks<q2_k>,
+    decode_blocks<q3_k>,
+    decode_blocks<q4_k>,
+    decode_blocks<q5_k>,
+    decode_blocks<q6_k>,
+    decode_blocks<iq1_s>,
+    decode_blocks<iq1_m>,
+    decode_blocks<iq2_xxs>,
+    decode_blocks<iq2_xs>,
+    decode_blocks<iq2_s>,
+    decode_blocks<iq3_xxs>,
+    decode_blocks<iq3_s>,
+    decode_blocks<iq4_nl>,
+    decode_blocks<iq4_xs>,
+    decode_blocks<tq1_0>,
+    decode_blocks<tq2_0>,
+    decode_blocks<mxfp4>,
+    decode_blocks<nvfp4>,
+};
+static_assert(sizeof decoders / sizeof *decoders == CQSA_QUANT_NVFP4 + 1, "a decoder for every format");
 
 static inline bool moves_only(cqsa_quant_format format, cqsa_dtype out) {
   return (format == CQSA_QUANT_F32 && out == CQSA_DTYPE_F32) || (format == CQSA_QUANT_F16 && out == CQSA_DTYPE_F16) ||
@@ -86,8 +105,8 @@ static void decode_piece(const cqsa_dequantize_leaf* leaf, const uint8_t* from, 
   const cqsa_dtype dtype = leaf->out_dtype;
   const int64_t stride = leaf->out_stride[1];
   if (moves_only(leaf->format, dtype)) return scatter_elements((const char*)from, stride, element_bytes(dtype), n, to);
-  if (dtype == CQSA_DTYPE_F32 && stride == 1 && uintptr_t(to) % 4 == 0) return decode_f32(leaf->format, from, n, mem->raw, (float*)to);
-  decode_f32(leaf->format, from, n, mem->raw, mem->row);
+  if (dtype == CQSA_DTYPE_F32 && stride == 1 && uintptr_t(to) % 4 == 0) return decoders[leaf->format](from, n, (float*)to);
+  decoders[leaf->format](from, n, mem->row);
   store_row(mem->row, dtype, stride, n, mem->ops, mem->raw, to);
 }
 

@@ -37,7 +37,15 @@ static inline float half_at(const uint8_t* b) { return half_of(word_at(b)); }
 
 // 32 nibbles, the low ones of 16 bytes first.
 static inline void nibbles_16(const uint8_t* HWY_RESTRICT b, int8_t* HWY_RESTRICT to) {
+#if defined(CQSA_PLAIN_VECTORS)
   for (int i = 0; i < 16; ++i) to[i] = int8_t(b[i] & 15), to[16 + i] = int8_t(b[i] >> 4);
+#else
+  const hn::FixedTag<uint8_t, 16> d;
+  const hn::FixedTag<uint16_t, 8> d16;
+  const auto bytes = hn::LoadU(d, b), low = hn::Set(d, 15);
+  hn::StoreU(hn::And(bytes, low), d, (uint8_t*)to);
+  hn::StoreU(hn::And(hn::BitCast(d, hn::ShiftRight<4>(hn::BitCast(d16, bytes))), low), d, (uint8_t*)to + 16);
+#endif
 }
 // 64 nibbles, the low ones of 32 bytes first.
 static inline void nibbles_32(const uint8_t* HWY_RESTRICT b, int8_t* HWY_RESTRICT to) {
@@ -60,13 +68,28 @@ static inline void look_up(const int8_t (&table)[16], int n, int8_t* codes) {
 #endif
 }
 
+constexpr uint64_t each_byte = 0x0101010101010101u;
+
+// The signs, a bit each, on eight values of 1 to 127: no byte borrows from the next.
+static inline uint64_t with_signs(uint64_t values, uint8_t signs) {
+  const uint64_t one = (((signs * each_byte) & 0x8040201008040201u) + 0x7f * each_byte) >> 7 & each_byte, all = one * 0xff;
+  return (values ^ all) + one;
+}
+static inline void put(uint64_t values, int8_t* to) { memcpy(to, &values, 8); }
+// 16 bits as eight pairs, a byte each.
+static inline uint64_t eight_pairs(uint64_t x) {
+  x = (x | x << 24) & 0x000000ff000000ffu;
+  x = (x | x << 12) & 0x000f000f000f000fu;
+  return (x | x << 6) & 3 * each_byte;
+}
+
 // ---- one scale for a block ----------------------------------------------------------------------------------------------------
 
 struct q1_0 {
   enum { elements = 128, bytes = 18, group = 128, has_min = 0 };
   static void unpack(const uint8_t* b, unpacked* u) {
     u->scale[0] = half_at(b);
-    for (int i = 0; i < 128; ++i) u->code[i] = int8_t(2 * (b[2 + i / 8] >> i % 8 & 1) - 1);
+    for (int i = 0; i < 16; ++i) put(with_signs(each_byte, uint8_t(~b[2 + i])), u->code + 8 * i);
   }
 };
 
@@ -74,7 +97,8 @@ struct q2_0 {
   enum { elements = 64, bytes = 18, group = 64, has_min = 0 };
   static void unpack(const uint8_t* b, unpacked* u) {
     u->scale[0] = half_at(b);
-    for (int i = 0; i < 64; ++i) u->code[i] = int8_t((b[2 + i / 4] >> i % 4 * 2 & 3) - 1);
+    for (int i = 0; i < 8; ++i) put(eight_pairs(word_at(b + 2 + 2 * i)), u->code + 8 * i);
+    for (int i = 0; i < 64; ++i) u->code[i] = int8_t(u->code[i] - 1);
   }
 };
 
@@ -184,7 +208,9 @@ struct nvfp4 {
   static void unpack(const uint8_t* b, unpacked* u) {
     for (int g = 0; g < 4; ++g) {
       u->scale[g] = nvfp4_scale(b[g]);
-      for (int i = 0; i < 8; ++i) u->code[16 * g + i] = int8_t(b[4 + 8 * g + i] & 15), u->code[16 * g + 8 + i] = int8_t(b[4 + 8 * g + i] >> 4);
+      uint64_t bytes;
+      memcpy(&bytes, b + 4 + 8 * g, 8);
+      put(bytes & 15 * each_byte, u->code + 16 * g), put(bytes >> 4 & 15 * each_byte, u->code + 16 * g + 8);
     }
     look_up(quant::e2m1_values, 64, u->code);
   }
@@ -276,13 +302,6 @@ struct iq4_xs {
 
 // ---- IQ: codebooks ----------------------------------------------------------------------------------------------------------------
 
-constexpr uint64_t each_byte = 0x0101010101010101u;
-
-// The signs, a bit each, on eight values of 1 to 127: no byte borrows from the next.
-static inline uint64_t with_signs(uint64_t values, uint8_t signs) {
-  const uint64_t one = (((signs * each_byte) & 0x8040201008040201u) + 0x7f * each_byte) >> 7 & each_byte, all = one * 0xff;
-  return (values ^ all) + one;
-}
 // The eighth bit makes the number of bits even.
 static inline uint8_t eight_signs(uint32_t seven) {
   seven &= 127;
@@ -290,7 +309,6 @@ static inline uint8_t eight_signs(uint32_t seven) {
   odd ^= odd >> 2, odd ^= odd >> 1;
   return uint8_t(seven | (odd & 1) << 7);
 }
-static inline void put(uint64_t values, int8_t* to) { memcpy(to, &values, 8); }
 static inline uint64_t two(uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; }
 
 struct iq2_xxs {

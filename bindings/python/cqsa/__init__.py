@@ -24,6 +24,7 @@ from ._kv import hadamard, kv_append, kv_gather
 from ._patch import patch_torch_sdpa, unpatch_torch_sdpa
 from ._place import Placement, place
 from ._plan import Plan, attention_plan
+from ._quant import Gguf, QuantTensor, dequantize_rows, quant_formats, quantize_rows
 from ._selected import attention_selected
 from ._sources import Tensor
 from ._version import __version__
@@ -35,8 +36,10 @@ __all__ = [
     "CqsaNotImplementedError",
     "CqsaRuntimeError",
     "CqsaValueError",
+    "Gguf",
     "Placement",
     "Plan",
+    "QuantTensor",
     "Tensor",
     "__version__",
     "attention",
@@ -44,11 +47,14 @@ __all__ = [
     "attention_plan",
     "attention_selected",
     "backends",
+    "dequantize_rows",
     "doctor",
     "hadamard",
     "kv_append",
     "kv_gather",
     "patch_torch_sdpa",
     "place",
+    "quant_formats",
+    "quantize_rows",
     "unpatch_torch_sdpa",
 ]
