@@ -1094,11 +1094,12 @@ CQSA_API cqsa_status cqsa_fp8_gemm_explain(const cqsa_context *context, const cq
  *
  * A row of a quantized matrix is a sequence of blocks of few bytes that stand for 32 to 256 elements each; docs/quant.md has the layout of
  * every format. A value that comes back is computed in f32, each operation rounded to nearest even, in the order of the public reference
- * decoder of the format: the bits are equal on every backend. Scales that are NaN give NaN. An element that is only moved (F32 to F32, ..)
+ * decoder of the format: the bits are the same on every backend. A scale that is NaN gives NaN. An element that is only moved (F32 to F32, ..)
  * keeps its bits; any other NaN is the positive quiet one without payload.
  * ================================================================================================================ */
 
-/* Formats of blocks. The numbers are ours, and pinned; `ggml` is the type id that a GGUF file has, /B the bytes and elements of a block. */
+/* Formats of blocks. The numbers are ours, and pinned; `ggml` is the type id that a GGUF file has; then bytes and
+ * elements of a block. */
 typedef int32_t cqsa_quant_format;
 enum {
   CQSA_QUANT_NONE = 0,
@@ -1106,7 +1107,7 @@ enum {
   CQSA_QUANT_F16 = 2,      /* ggml  1,   2/1 */
   CQSA_QUANT_BF16 = 3,     /* ggml 30,   2/1 */
   CQSA_QUANT_Q1_0 = 4,     /* ggml 41,  18/128 */
-  CQSA_QUANT_Q2_0 = 5,     /* ggml 42,  18/64. Files exist that give this id to blocks of 34/128: their byte length is another, and they are refused */
+  CQSA_QUANT_Q2_0 = 5,     /* ggml 42,  18/64. Some files have blocks of 34/128 under this id: refused by their length */
   CQSA_QUANT_Q4_0 = 6,     /* ggml  2,  18/32 */
   CQSA_QUANT_Q4_1 = 7,     /* ggml  3,  20/32 */
   CQSA_QUANT_Q5_0 = 8,     /* ggml  6,  22/32 */
@@ -1148,8 +1149,8 @@ CQSA_API void cqsa_quant_format_info_init(cqsa_quant_format_info *info, uint64_t
  * Thread class: free. Since 0.1. */
 CQSA_API cqsa_status cqsa_quant_format_query(cqsa_quant_format format, cqsa_quant_format_info *info_out);
 
-/* A view of a matrix of blocks in the caller's memory. Row i is row_elements / block_elements blocks at data + i * row_bytes. data and row_bytes are
- * even where the bytes of a block are (all but MXFP4); nothing more is wanted of an address. */
+/* A view of a matrix of blocks in the caller's memory. Row i is row_elements / block_elements blocks at data + i * row_bytes. data and
+ * row_bytes are even where the bytes of a block are (all but MXFP4); nothing more is wanted of an address. */
 typedef struct cqsa_quant_tensor {
   uint32_t struct_size;
   uint32_t flags;           /* none yet */
@@ -1161,46 +1162,48 @@ typedef struct cqsa_quant_tensor {
   int64_t rows;
   int64_t row_elements;     /* a multiple of the format's block_elements */
   uint64_t row_bytes;       /* from one row to the next, at least a row's own; 0: exactly that */
-  uint64_t data_bytes;      /* that lie at data, from those of all rows to rows * row_bytes: anything else is refused. 0: not stated */
+  uint64_t data_bytes;      /* that lie at data: what the rows need, to rows * row_bytes; anything else is refused. 0: not stated */
 } cqsa_quant_tensor;
 #define CQSA_QUANT_TENSOR_INIT { sizeof(cqsa_quant_tensor), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
 CQSA_API void cqsa_quant_tensor_init(cqsa_quant_tensor *tensor, uint64_t size);
 
-/* out[n, :] = the values of row row_ids[n] of w, or of row first_row + n where row_ids is NULL (with ids first_row is 0). out: F32, F16, BF16 [n, row_elements], any
- * strides; values are rounded once, from f32. row_ids: I32 or I64 [n], any order, also twice the same. An id outside the matrix: refused on the CPU
- * backend, zeros on a backend with memory of its own, where nobody has looked. All on the context's device. stream: on a backend with memory of its own the work is queued,
- * needs no memory and can be captured (section 9); NULL on the CPU backend. Errors: NULL_POINTER, STRUCT_SIZE, SHAPE (a row that is no multiple of the block, bytes that are
- * too few or too many, ..), DTYPE, DEVICE, STRIDES, OVERLAP, INDEX (rows past the end), INVALID_ARGUMENT (an odd address, ..), UNKNOWN_FLAG (no such format, ..), UNSUPPORTED,
- * CALLBACK, RUNTIME. Thread class: const (context). Since 0.1. */
-CQSA_API cqsa_status cqsa_dequantize_rows(cqsa_context *context, const cqsa_quant_tensor *w, int64_t first_row, const cqsa_tensor *row_ids, const cqsa_tensor *out,
-                                          void *stream);
+/* out[n, :] = the values of row row_ids[n] of w, or of row first_row + n where row_ids is NULL (with ids first_row is 0). out: F32, F16, BF16
+ * [n, row_elements], any strides; values are rounded once, from f32. row_ids: I32 or I64 [n], any order, also one several times. An id outside the
+ * matrix: refused on the CPU backend; zeros on a backend with memory of its own, where nobody has looked. All on the context's device. stream: on a
+ * backend with memory of its own the work is queued, needs no memory and can be captured (section 9); NULL on the CPU backend. Errors: NULL_POINTER,
+ * STRUCT_SIZE, SHAPE (a row that is no multiple of the block, bytes that are too few or too many, ..), DTYPE, DEVICE, STRIDES, OVERLAP, INDEX (rows
+ * past the end), INVALID_ARGUMENT (an odd address, ..), UNKNOWN_FLAG (no such format, ..), UNSUPPORTED, CALLBACK, RUNTIME.
+ * Thread class: const (context). Since 0.1. */
+CQSA_API cqsa_status cqsa_dequantize_rows(cqsa_context *context, const cqsa_quant_tensor *w, int64_t first_row, const cqsa_tensor *row_ids,
+                                          const cqsa_tensor *out, void *stream);
 
-/* w = the blocks of x, F32, F16, BF16 [rows, row_elements], any strides. Formats: F32, F16, BF16, and for each block of x, in f32, with m its element of largest magnitude, the
- * first of equals, and f16() as in section 12:
+/* w = the blocks of x, F32, F16, BF16 [rows, row_elements], any strides. Formats: F32, F16, BF16, and, for each block of x in f32, with m its element
+ * of largest magnitude, the first of equals, and f16() as in section 12:
  *
- *   Q8_0    d = |m| / 127, id = 1 / d         code = round(x * id)
- *   Q4_0    d = m / -8,    id = 1 / d         code = min(15, trunc(x * id + 8.5)), value (code - 8) d
- *   Q2_0    d = |m|,       id = 1 / d         code = min(3, round(x * id) + 1), value (code - 1) d
- *   IQ4_NL  d = m / -127,  id = 1 / d         code t of the value nearest to x * id, the lower of two; then d = sum x t / sum t^2, in f64 and in order
- *   MXFP4   d = 2^(floor(log2 |m|) - 2), at least 2^-126   code of the value nearest to x, the first of two
+ *   Q8_0    d = |m| / 127   code = round(x * id)
+ *   Q4_0    d = m / -8      code = min(15, trunc(x * id + 8.5)), the value is (code - 8) d
+ *   Q2_0    d = |m|         code = clamp(round(x * id) + 1, 0, 3), the value is (code - 1) d
+ *   IQ4_NL  d = m / -127    code of the value t nearest to x * id, the lower of two; then d = sum x t / sum t^2, in f64 and in order
+ *   MXFP4   d = 2^(floor(log2 |m|) - 2), at least 2^-127   code of the value nearest to x, the first of two
  *
- * round() is to nearest, halves away from 0; id is 0 where 1 / d is not finite; f16(d) is kept. A block with a NaN or an infinity gets the scale NaN, and the codes of
- * zeros; MXFP4, whose decoder knows no NaN: the scale 0xff. Bytes between rows are left as they are. stream and thread class: as above. Errors: as above, UNSUPPORTED: a format that cannot be made. Since 0.1.
- * Thread class: const (context). */
+ * round() is to nearest, halves away from 0; id = 1 / d, or 0 where that is not finite; f16(d) is kept. A block with a NaN or an infinity gets the
+ * scale NaN and the codes of zeros; in MXFP4, which has no NaN, the largest scale and code: all of it comes back as +Inf. Bytes between rows are
+ * left as they are. stream and errors: as above; UNSUPPORTED: a format that can be read only. Thread class: const (context). Since 0.1. */
 CQSA_API cqsa_status cqsa_quantize_rows(cqsa_context *context, const cqsa_tensor *x, const cqsa_quant_tensor *w, void *stream);
 
 /* ================================================================================================================
  * 16. GGUF files: quantized matrices in place
  *
- * A file is mapped, and checked as a whole when it is opened: magic, version 2 or 3, little-endian; every count, length and offset against the bytes that are there; names
- * that stand twice; tensors that overlap or end past the file. After that nothing is read but what is asked for. The file must not be cut short while it is open.
+ * A file is mapped, and checked as a whole when it is opened: magic, version 2 or 3, little-endian; every count, length and offset against the
+ * bytes that are there; names that stand twice; tensors that overlap or end past the file. After that nothing is read but what is asked for. The
+ * file must not be cut short while it is open.
  * ================================================================================================================ */
 
 typedef struct cqsa_gguf cqsa_gguf;
 
-/* Opens and maps a file. gguf_out: close it with cqsa_gguf_close(). Errors: NULL_POINTER; IO: it cannot be opened or mapped, or is no valid GGUF file, and the message says where;
- * OUT_OF_HOST_MEMORY. Thread class: free. Since 0.1. */
+/* Opens and maps a file. gguf_out: close it with cqsa_gguf_close(). Errors: NULL_POINTER; IO: it cannot be opened or mapped, or is no valid GGUF
+ * file, and the message says where; OUT_OF_HOST_MEMORY. Thread class: free. Since 0.1. */
 CQSA_API cqsa_status cqsa_gguf_open(const char *path, cqsa_gguf **gguf_out);
 /* Unmaps the file: its views, names and texts are gone. NULL is fine. Thread class: exclusive. Since 0.1. */
 CQSA_API void cqsa_gguf_close(cqsa_gguf *gguf);
@@ -1228,16 +1231,17 @@ CQSA_API int64_t cqsa_gguf_tensor_count(const cqsa_gguf *gguf);
 CQSA_API cqsa_status cqsa_gguf_find(const cqsa_gguf *gguf, const char *name, int64_t *index_out);
 /* One tensor, in the order of the file. Errors: NULL_POINTER, INDEX, STRUCT_SIZE. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_gguf_tensor(const cqsa_gguf *gguf, int64_t index, cqsa_gguf_tensor_info *info_out);
-/* One expert of a tensor of three axes [num_experts, rows, row_elements] as a view of the mapped file; of fewer axes: expert 0 is the whole (one axis: one row). Read-only:
- * nothing may be quantized into it. Errors: NULL_POINTER, STRUCT_SIZE, INDEX, SHAPE: more axes, UNSUPPORTED: of an unknown type. Thread class: const. Since 0.1. */
+/* One expert of a tensor of three axes [num_experts, rows, row_elements] as a view of the mapped file; of fewer axes: expert 0 is the whole (one
+ * axis: one row). Read-only: nothing may be quantized into it. Errors: NULL_POINTER, STRUCT_SIZE, INDEX, SHAPE: more axes, UNSUPPORTED: of an
+ * unknown type. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_gguf_matrix(const cqsa_gguf *gguf, int64_t index, int64_t expert, cqsa_quant_tensor *matrix_out);
 
 /* How many metadata keys there are, and the index-th, NULL past the end. Thread class: const. Since 0.1. */
 CQSA_API int64_t cqsa_gguf_key_count(const cqsa_gguf *gguf);
 /* Lives as long as the file is open. Thread class: const. Since 0.1. */
 CQSA_API const char *cqsa_gguf_key(const cqsa_gguf *gguf, int64_t index);
-/* Value of a key: any integer type and bool; f32, f64 and integers; text. Text may hold zero bytes: length_out counts all. Errors: NULL_POINTER; INDEX: no such key;
- * DTYPE: of another type, or an integer past int64_t. Thread class: const. Since 0.1. */
+/* Value of a key: any integer type and bool; f32, f64 and integers; text. Text may hold zero bytes: length_out counts all. Errors: NULL_POINTER;
+ * INDEX: no such key; DTYPE: of another type, or an integer past int64_t. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_gguf_integer(const cqsa_gguf *gguf, const char *key, int64_t *value_out);
 /* As above. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_gguf_number(const cqsa_gguf *gguf, const char *key, double *value_out);

@@ -71,7 +71,7 @@ void encode_q2_0(const float* x, uint8_t* to) {
   }
 }
 
-// The last value that lies not above the middle between it and the one before.
+// Of two that are equally near the lower one.
 int nearest_iq4(float x) {
   int t = 0;
   while (t < 15 && x - float(quant::iq4_values[t]) > float(quant::iq4_values[t + 1]) - x) ++t;

@@ -4,7 +4,11 @@
 #include "gguf_bytes.h"
 #include "quant_format.h"
 
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
 #include <catch2/catch.hpp>
+#endif
 
 #include <unistd.h>
 

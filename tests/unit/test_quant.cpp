@@ -6,7 +6,11 @@
 #include "dtype.h"
 #include "quant_format.h"
 
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
 #include <catch2/catch.hpp>
+#endif
 
 #include <algorithm>
 #include <bit>
