@@ -194,12 +194,12 @@ def quantize_rows(array: Operand, format: str, *, dtype: Any = None, backend: st
         raise error_for(ERROR_SHAPE, f"array has {view.shape[-1]} columns, wanted a multiple of {chosen.block_elements}, the block of {format}")
     own = view.shape[-1] // chosen.block_elements * chosen.block_bytes
     blocks = QuantTensor(new_like(view, view.shape[:-1] + (own,), _ffi.DTYPE_U8), format, cols=view.shape[-1])
-    strides = _strides(view)
+    strides, records = _strides(view), Records()
     try:
         for expert in range(blocks.experts if blocks.experts is not None else 1):
             one, matrix = (view, blocks) if blocks.experts is None else (
                 _sub_view(view, view.address + expert * strides[0] * view.itemsize, view.shape[1:], strides[1:]), blocks[expert])
-            _ffi.check(_ffi.library().cqsa_quantize_rows(target.context.handle, Records().add(one, code), matrix._record(), target.stream))
+            _ffi.check(_ffi.library().cqsa_quantize_rows(target.context.handle, records.add(one, code), matrix._record(), target.stream))
     finally:
         if target.queue is not None:
             target.queue.finish()
