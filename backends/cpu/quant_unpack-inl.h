@@ -378,11 +378,11 @@ struct iq3_s {
   }
 };
 
-// -1, 0, 1 and an eighth more or less, times eight: exact, as is an eighth of the scale.
+// -1, 0, 1 and an eighth more or less, times eight: exact, as is an eighth of the scale. Eight bytes at once, none of which carries into the next.
 static inline void put_iq1(int index, bool less, int8_t* to) {
-  int8_t values[8];
-  memcpy(values, &quant::iq1_s_grid[index], 8);
-  for (int j = 0; j < 8; ++j) to[j] = int8_t(8 * values[j] + (less ? -1 : 1));
+  constexpr uint64_t top = 0x80 * each_byte;
+  const uint64_t eights = (quant::iq1_s_grid[index] & 0x1f * each_byte) << 3;
+  put(less ? ((eights & ~top) + 0x7f * each_byte) ^ (~eights & top) : eights + each_byte, to);
 }
 
 struct iq1_s {
