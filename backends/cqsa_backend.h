@@ -323,6 +323,32 @@ typedef struct cqsa_fp8_gemm_impl {
                         void *stream);
 } cqsa_fp8_gemm_impl;
 
+/* Rows of a quantized matrix; cqsa.h section 15. Sizes and addresses are checked; on a backend with memory of its own nobody has looked at row_ids. */
+typedef struct cqsa_dequantize_leaf {
+  uint32_t struct_size;
+  cqsa_quant_format format;
+  const void *data;
+  int64_t rows, row_elements, row_bytes; /* of the matrix */
+  int64_t count, first_row;              /* rows of out; row_ids NULL: from this one on */
+  const void *row_ids;
+  cqsa_dtype row_ids_dtype; /* I32 or I64 */
+  cqsa_dtype out_dtype;
+  int64_t row_ids_stride;
+  void *out;
+  int64_t out_stride[2]; /* elements: row, column */
+} cqsa_dequantize_leaf;
+
+typedef struct cqsa_quantize_leaf {
+  uint32_t struct_size;
+  cqsa_quant_format format;
+  const void *x;
+  cqsa_dtype x_dtype;
+  int32_t reserved;
+  int64_t x_stride[2]; /* elements: row, column */
+  int64_t rows, row_elements, row_bytes;
+  void *data;
+} cqsa_quantize_leaf;
+
 typedef struct cqsa_device_properties {
   char name[128];
   char arch[32];               /* "avx512", "sm_90" */
@@ -426,6 +452,10 @@ typedef struct cqsa_backend_v1 {
   cqsa_status (*fp8_rings)(void *device, const cqsa_fp8_ring_leaf *leaf, const cqsa_exec *exec, void *stream);
   const cqsa_fp8_gemm_impl *fp8_gemm;
   int32_t num_fp8_gemm;
+
+  /* Quantized matrices. */
+  cqsa_status (*dequantize_rows)(void *device, const cqsa_dequantize_leaf *leaf, const cqsa_exec *exec, void *stream);
+  cqsa_status (*quantize_rows)(void *device, const cqsa_quantize_leaf *leaf, const cqsa_exec *exec, void *stream);
 } cqsa_backend_v1;
 
 typedef struct cqsa_host_v1 {

@@ -26,6 +26,8 @@
  *                                             12. Key-value caches: append, gather, Hadamard rotation
  *                                             13. FP8: quantize, delayed scaling, dequantize
  *                                             14. FP8: matrix product
+ *                                             15. Quantized matrices
+ *                                             16. GGUF files: quantized matrices in place
  */
 #ifndef CQSA_H
 #define CQSA_H
@@ -125,7 +127,7 @@ enum {
   CQSA_ERROR_CANCELLED = 60, /* the cancel flag was set, or a progress callback asked to stop */
   CQSA_ERROR_CALLBACK = 61,  /* a callback failed: parallel_for returned non-zero or left tasks out */
   CQSA_ERROR_RUNTIME = 62,   /* the device or its driver reported a failure */
-  CQSA_ERROR_IO = 63,        /* a file could not be read or written: outputs or checkpoint */
+  CQSA_ERROR_IO = 63,        /* a file could not be read or written: outputs, checkpoint or GGUF */
   CQSA_ERROR_CHECKPOINT = 64, /* the checkpoint is damaged, or of another version, problem, plan, input or output */
   CQSA_ERROR_CAPTURE_UNSAFE = 65, /* the stream is being captured into a graph, and this call cannot be part of one */
 
@@ -1091,6 +1093,165 @@ CQSA_API cqsa_status cqsa_fp8_gemm_workspace(const cqsa_context *context, const 
 /* Which implementation runs it, and why each earlier one declined: text of several lines, the first "impl=NAME". Errors: as above. Thread class: const.
  * Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_gemm_explain(const cqsa_context *context, const cqsa_fp8_gemm_args *args, char *buffer, uint64_t size, uint64_t *length_out);
+
+/* ================================================================================================================
+ * 15. Quantized matrices
+ *
+ * A row of a quantized matrix is a sequence of blocks of few bytes that stand for 32 to 256 elements each; docs/quant.md has the layout of
+ * every format. A value that comes back is computed in f32, each operation rounded to nearest even, in the order of the public reference
+ * decoder of the format: the bits are the same on every backend. A scale that is NaN gives NaN. An element that is only moved (F32 to F32, ..)
+ * keeps its bits; any other NaN is the positive quiet one without payload.
+ * ================================================================================================================ */
+
+/* Formats of blocks. The numbers are ours, and pinned; `ggml` is the type id that a GGUF file has; then bytes and
+ * elements of a block. */
+typedef int32_t cqsa_quant_format;
+enum {
+  CQSA_QUANT_NONE = 0,
+  CQSA_QUANT_F32 = 1,      /* ggml  0,   4/1 */
+  CQSA_QUANT_F16 = 2,      /* ggml  1,   2/1 */
+  CQSA_QUANT_BF16 = 3,     /* ggml 30,   2/1 */
+  CQSA_QUANT_Q1_0 = 4,     /* ggml 41,  18/128 */
+  CQSA_QUANT_Q2_0 = 5,     /* ggml 42,  18/64. Some files have blocks of 34/128 under this id: refused by their length */
+  CQSA_QUANT_Q4_0 = 6,     /* ggml  2,  18/32 */
+  CQSA_QUANT_Q4_1 = 7,     /* ggml  3,  20/32 */
+  CQSA_QUANT_Q5_0 = 8,     /* ggml  6,  22/32 */
+  CQSA_QUANT_Q5_1 = 9,     /* ggml  7,  24/32 */
+  CQSA_QUANT_Q8_0 = 10,    /* ggml  8,  34/32 */
+  CQSA_QUANT_Q2_K = 11,    /* ggml 10,  84/256 */
+  CQSA_QUANT_Q3_K = 12,    /* ggml 11, 110/256 */
+  CQSA_QUANT_Q4_K = 13,    /* ggml 12, 144/256 */
+  CQSA_QUANT_Q5_K = 14,    /* ggml 13, 176/256 */
+  CQSA_QUANT_Q6_K = 15,    /* ggml 14, 210/256 */
+  CQSA_QUANT_IQ1_S = 16,   /* ggml 19,  50/256 */
+  CQSA_QUANT_IQ1_M = 17,   /* ggml 29,  56/256 */
+  CQSA_QUANT_IQ2_XXS = 18, /* ggml 16,  66/256 */
+  CQSA_QUANT_IQ2_XS = 19,  /* ggml 17,  74/256 */
+  CQSA_QUANT_IQ2_S = 20,   /* ggml 22,  82/256 */
+  CQSA_QUANT_IQ3_XXS = 21, /* ggml 18,  98/256 */
+  CQSA_QUANT_IQ3_S = 22,   /* ggml 21, 110/256 */
+  CQSA_QUANT_IQ4_NL = 23,  /* ggml 20,  18/32 */
+  CQSA_QUANT_IQ4_XS = 24,  /* ggml 23, 136/256 */
+  CQSA_QUANT_TQ1_0 = 25,   /* ggml 34,  54/256 */
+  CQSA_QUANT_TQ2_0 = 26,   /* ggml 35,  66/256 */
+  CQSA_QUANT_MXFP4 = 27,   /* ggml 39,  17/32 */
+  CQSA_QUANT_NVFP4 = 28    /* ggml 40,  36/64 */
+};
+
+typedef struct cqsa_quant_format_info {
+  uint32_t struct_size;
+  uint32_t flags;         /* none yet */
+  char name[16];          /* "Q4_K" */
+  int32_t ggml_type;      /* its id in a GGUF file */
+  int32_t block_elements; /* rows are a multiple of this long */
+  int32_t block_bytes;
+  int32_t can_quantize;   /* 1: cqsa_quantize_rows() takes it */
+} cqsa_quant_format_info;
+#define CQSA_QUANT_FORMAT_INFO_INIT { sizeof(cqsa_quant_format_info), 0, "", 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_quant_format_info_init(cqsa_quant_format_info *info, uint64_t size);
+/* What a format is. The formats of this version are 1, 2, .. up to the first that is refused. Errors: UNKNOWN_FLAG, NULL_POINTER, STRUCT_SIZE.
+ * Thread class: free. Since 0.1. */
+CQSA_API cqsa_status cqsa_quant_format_query(cqsa_quant_format format, cqsa_quant_format_info *info_out);
+
+/* A view of a matrix of blocks in the caller's memory. Row i is row_elements / block_elements blocks at data + i * row_bytes. data and
+ * row_bytes are even where the bytes of a block are (all but MXFP4); nothing more is wanted of an address. */
+typedef struct cqsa_quant_tensor {
+  uint32_t struct_size;
+  uint32_t flags;           /* none yet */
+  cqsa_quant_format format; /* CQSA_QUANT_* */
+  int32_t device_type;      /* CQSA_DEVICE_* */
+  int32_t device_id;
+  int32_t reserved;         /* 0 */
+  void *data;
+  int64_t rows;
+  int64_t row_elements;     /* a multiple of the format's block_elements */
+  uint64_t row_bytes;       /* from one row to the next, at least a row's own; 0: exactly that */
+  uint64_t data_bytes;      /* that lie at data: what the rows need, to rows * row_bytes; anything else is refused. 0: not stated */
+} cqsa_quant_tensor;
+#define CQSA_QUANT_TENSOR_INIT { sizeof(cqsa_quant_tensor), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_quant_tensor_init(cqsa_quant_tensor *tensor, uint64_t size);
+
+/* out[n, :] = the values of row row_ids[n] of w, or of row first_row + n where row_ids is NULL (with ids first_row is 0). out: F32, F16, BF16
+ * [n, row_elements], any strides; values are rounded once, from f32. row_ids: I32 or I64 [n], any order, also one several times. An id outside the
+ * matrix: refused on the CPU backend; zeros on a backend with memory of its own, where nobody has looked. All on the context's device. stream: on a
+ * backend with memory of its own the work is queued, needs no memory and can be captured (section 9); NULL on the CPU backend. Errors: NULL_POINTER,
+ * STRUCT_SIZE, SHAPE (a row that is no multiple of the block, bytes that are too few or too many, ..), DTYPE, DEVICE, STRIDES, OVERLAP, INDEX (rows
+ * past the end), INVALID_ARGUMENT (an odd address, ..), UNKNOWN_FLAG (no such format, ..), UNSUPPORTED, CALLBACK, RUNTIME.
+ * Thread class: const (context). Since 0.1. */
+CQSA_API cqsa_status cqsa_dequantize_rows(cqsa_context *context, const cqsa_quant_tensor *w, int64_t first_row, const cqsa_tensor *row_ids,
+                                          const cqsa_tensor *out, void *stream);
+
+/* w = the blocks of x, F32, F16, BF16 [rows, row_elements], any strides. Formats: F32, F16, BF16, and, for each block of x in f32, with m its element
+ * of largest magnitude, the first of equals, and f16() as in section 12:
+ *
+ *   Q8_0    d = |m| / 127   code = round(x * id)
+ *   Q4_0    d = m / -8      code = min(15, trunc(x * id + 8.5)), the value is (code - 8) d
+ *   Q2_0    d = |m|         code = clamp(round(x * id) + 1, 0, 3), the value is (code - 1) d
+ *   IQ4_NL  d = m / -127    code of the value t nearest to x * id, the lower of two; then d = sum x t / sum t^2, in f64 and in order
+ *   MXFP4   d = 2^(floor(log2 |m|) - 2), at least 2^-127   code of the value nearest to x, the first of two
+ *
+ * round() is to nearest, halves away from 0; id = 1 / d, or 0 where that is not finite; f16(d) is kept. A block with a NaN or an infinity gets the
+ * scale NaN and the codes of zeros; in MXFP4, which has no NaN, the largest scale and code: all of it comes back as +Inf. Bytes between rows are
+ * left as they are. stream and errors: as above; UNSUPPORTED: a format that can be read only. Thread class: const (context). Since 0.1. */
+CQSA_API cqsa_status cqsa_quantize_rows(cqsa_context *context, const cqsa_tensor *x, const cqsa_quant_tensor *w, void *stream);
+
+/* ================================================================================================================
+ * 16. GGUF files: quantized matrices in place
+ *
+ * A file is mapped, and checked as a whole when it is opened: magic, version 2 or 3, little-endian; every count, length and offset against the
+ * bytes that are there; names that stand twice; tensors that overlap or end past the file. After that nothing is read but what is asked for. The
+ * file must not be cut short while it is open.
+ * ================================================================================================================ */
+
+typedef struct cqsa_gguf cqsa_gguf;
+
+/* Opens and maps a file. gguf_out: close it with cqsa_gguf_close(). Errors: NULL_POINTER; IO: it cannot be opened or mapped, or is no valid GGUF
+ * file, and the message says where; OUT_OF_HOST_MEMORY. Thread class: free. Since 0.1. */
+CQSA_API cqsa_status cqsa_gguf_open(const char *path, cqsa_gguf **gguf_out);
+/* Unmaps the file: its views, names and texts are gone. NULL is fine. Thread class: exclusive. Since 0.1. */
+CQSA_API void cqsa_gguf_close(cqsa_gguf *gguf);
+
+typedef struct cqsa_gguf_tensor_info {
+  uint32_t struct_size;
+  uint32_t flags;           /* none yet */
+  const char *name;         /* lives as long as the file is open */
+  int32_t ggml_type;        /* as in the file */
+  cqsa_quant_format format; /* CQSA_QUANT_NONE: a type that this version does not know; bytes is 0 and data NULL */
+  int32_t ndim;             /* 1 to 4 */
+  int32_t reserved;
+  int64_t shape[4];         /* slowest axis first, as everywhere here (the file has them the other way round); 1 past ndim */
+  const void *data;         /* compact rows in the mapped file */
+  uint64_t bytes;
+  uint64_t file_offset;
+} cqsa_gguf_tensor_info;
+#define CQSA_GGUF_TENSOR_INFO_INIT { sizeof(cqsa_gguf_tensor_info), 0, 0, 0, 0, 0, 0, { 0, 0, 0, 0 }, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_gguf_tensor_info_init(cqsa_gguf_tensor_info *info, uint64_t size);
+
+/* How many tensors a file has; 0 for NULL. Thread class: const. Since 0.1. */
+CQSA_API int64_t cqsa_gguf_tensor_count(const cqsa_gguf *gguf);
+/* The index of a tensor by its name, "blk.0.ffn_gate_exps.weight". Errors: NULL_POINTER, INDEX: there is none. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_gguf_find(const cqsa_gguf *gguf, const char *name, int64_t *index_out);
+/* One tensor, in the order of the file. Errors: NULL_POINTER, INDEX, STRUCT_SIZE. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_gguf_tensor(const cqsa_gguf *gguf, int64_t index, cqsa_gguf_tensor_info *info_out);
+/* One expert of a tensor of three axes [num_experts, rows, row_elements] as a view of the mapped file; of fewer axes: expert 0 is the whole (one
+ * axis: one row). Read-only: nothing may be quantized into it. Errors: NULL_POINTER, STRUCT_SIZE, INDEX, SHAPE: more axes, UNSUPPORTED: of an
+ * unknown type. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_gguf_matrix(const cqsa_gguf *gguf, int64_t index, int64_t expert, cqsa_quant_tensor *matrix_out);
+
+/* How many metadata keys there are, and the index-th, NULL past the end. Thread class: const. Since 0.1. */
+CQSA_API int64_t cqsa_gguf_key_count(const cqsa_gguf *gguf);
+/* Lives as long as the file is open. Thread class: const. Since 0.1. */
+CQSA_API const char *cqsa_gguf_key(const cqsa_gguf *gguf, int64_t index);
+/* Value of a key: any integer type and bool; f32, f64 and integers; text. Text may hold zero bytes: length_out counts all. Errors: NULL_POINTER;
+ * INDEX: no such key; DTYPE: of another type, or an integer past int64_t. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_gguf_integer(const cqsa_gguf *gguf, const char *key, int64_t *value_out);
+/* As above. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_gguf_number(const cqsa_gguf *gguf, const char *key, double *value_out);
+/* As above. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_gguf_text(const cqsa_gguf *gguf, const char *key, char *buffer, uint64_t size, uint64_t *length_out);
 
 #ifdef __cplusplus
 }

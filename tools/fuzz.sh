@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds the fuzzers of tests/fuzz and runs each for so many seconds from its seeds, two at a time.
-#   tools/fuzz.sh SECONDS [safetensors npy hardware_json params]
+#   tools/fuzz.sh SECONDS [safetensors npy gguf hardware_json params]
 # They are made in the build folder of tools/sanitize.sh address, which has the library for them. What they learn is kept in
 # build/fuzz/corpus; a finding is printed and left in build/fuzz/findings. The random seed is 1, so that
 # CI is decided by the change and not by chance; CQSA_FUZZ_SEED=0 hunts with another one each time.
@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 seconds=${1:?usage: tools/fuzz.sh SECONDS [target ..]}
 shift
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(safetensors npy hardware_json params)
+[ ${#targets[@]} -gt 0 ] || targets=(safetensors npy gguf hardware_json params)
 build=${CQSA_BUILD_DIR:-build/sanitize-address}
 work=build/fuzz
 CQSA_BUILD_DIR=$build tools/sanitize.sh fuzzers

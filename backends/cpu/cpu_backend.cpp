@@ -4,6 +4,7 @@
 #include "selected_job.h"
 #include "kv_job.h"
 #include "fp8_job.h"
+#include "quant_job.h"
 
 #include "dtype.h"
 
@@ -226,6 +227,8 @@ cqsa_backend_v1 make_backend() {
   b.fp8_transpose = fp8_transpose;
   b.fp8_rings = fp8_rings;
   b.fp8_gemm = fp8_gemm_impls(&b.num_fp8_gemm);
+  b.dequantize_rows = dequantize_rows;
+  b.quantize_rows = quantize_rows;
   return b;
 }
 

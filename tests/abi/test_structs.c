@@ -114,6 +114,10 @@ static cqsa_status call_selected_workspace(void *memory) {
 }
 static cqsa_status call_kv_append(void *memory) { return cqsa_kv_append(context, memory, NULL); }
 static cqsa_status call_kv_gather(void *memory) { return cqsa_kv_gather(context, memory, NULL); }
+static cqsa_tensor matrix_in, matrix_out;
+static cqsa_status call_dequantize_rows(void *memory) { return cqsa_dequantize_rows(context, memory, 0, NULL, &matrix_out, NULL); }
+static cqsa_status call_quantize_rows(void *memory) { return cqsa_quantize_rows(context, &matrix_in, memory, NULL); }
+static cqsa_status call_format(void *memory) { return cqsa_quant_format_query(CQSA_QUANT_Q4_K, memory); }
 
 /* Four numbers to codes and back, a ring, a product of 1 x 4 and 1 x 4. */
 static int64_t codes_shape[2] = {1, 4}, product_shape[2] = {1, 1}, one[1] = {1};
@@ -268,6 +272,8 @@ int main(void) {
   cqsa_fp8_dequantize_args dequantize = CQSA_FP8_DEQUANTIZE_ARGS_INIT;
   cqsa_fp8_gemm_args gemm = CQSA_FP8_GEMM_ARGS_INIT;
   cqsa_tensor rows, cells, taken, another_scale;
+  cqsa_quant_tensor coded = CQSA_QUANT_TENSOR_INIT, made;
+  cqsa_quant_format_info format_info = CQSA_QUANT_FORMAT_INFO_INIT;
   int32_t zero = 0;
   cqsa_backend_info backend_info = CQSA_BACKEND_INFO_INIT;
   cqsa_run_info run_info = CQSA_RUN_INFO_INIT;
@@ -306,6 +312,19 @@ int main(void) {
   gather.x = &taken;
   gather.pool = &q;
   append.page_table = append.cells = gather.page_table = gather.cells = &cells;
+  matrix_in = q;
+  matrix_in.ndim = 2;
+  matrix_in.shape = shape + 2;
+  matrix_out = matrix_in;
+  matrix_out.data = out_data;
+  coded.format = CQSA_QUANT_F32;
+  coded.device_type = CQSA_DEVICE_CPU;
+  coded.data = data;
+  coded.rows = 1;
+  coded.row_elements = 4;
+  coded.data_bytes = sizeof data;
+  made = coded;
+  made.data = out_data;
   if (cqsa_context_create(&context_params, &context) || cqsa_attention_plan_create(context, &params, &plan)) {
     printf("%s\n", cqsa_last_error());
     return 1;
@@ -342,6 +361,9 @@ int main(void) {
   CHECK(call_gemm, gemm, 1);
   CHECK(call_gemm_workspace, gemm, 1);
   CHECK(call_gemm_explain, gemm, 1);
+  CHECK(call_dequantize_rows, coded, 1);
+  CHECK(call_quantize_rows, made, 1);
+  CHECK(call_format, format_info, 0);
   cqsa_plan_destroy(plan);
   cqsa_context_destroy(context);
   printf("%d failures\n", failures);

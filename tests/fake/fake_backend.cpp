@@ -547,7 +547,9 @@ constexpr cqsa_backend_v1 backend = {sizeof(cqsa_backend_v1),
                                      fp8_plain<cqsa_fp8_transpose_leaf>,
                                      fp8_plain<cqsa_fp8_ring_leaf>,
                                      fp8_gemm_impls,
-                                     2};
+                                     2,
+                                     nullptr,
+                                     nullptr};
 
 }  // namespace
 }  // namespace fake

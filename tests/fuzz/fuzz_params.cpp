@@ -267,6 +267,32 @@ struct session {
     passed(cqsa_hadamard(lasting, &x.view, in.byte() % 2 ? &x.view : &scale.view, nullptr));
   }
 
+  // Formats and shapes that mostly fit; the blocks and the row numbers are whatever the bytes say.
+  void quant(bytes& in) {
+    const cqsa_dtype floats[] = {CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16};
+    cqsa_quant_format_info info = CQSA_QUANT_FORMAT_INFO_INIT;
+    const cqsa_quant_format format = in.byte() % 30;
+    if (!passed(cqsa_quant_format_query(format, &info))) info.block_elements = info.block_bytes = 1;
+    const int64_t rows = in.upto(3), blocks = in.upto(2), count = in.byte() % 4 ? rows : in.upto(3);
+    tensor data, values, ids;
+    data.make(in, CQSA_DTYPE_U8, {rows, blocks * info.block_bytes});
+    values.make(in, floats[in.byte() % 3], {count, blocks * info.block_elements});
+    ids.make_index(in, in.byte() % 2 ? CQSA_DTYPE_I32 : CQSA_DTYPE_I64, {count}, 1);
+    if (in.byte() % 4 == 0) values.spoil(in);
+    if (in.byte() % 8 == 0) ids.spoil(in);
+    if (!data.honest() || !values.honest() || !ids.honest()) return;
+    cqsa_quant_tensor w = CQSA_QUANT_TENSOR_INIT;
+    w.format = format, w.device_type = CQSA_DEVICE_CPU, w.data = data.view.data, w.rows = rows, w.row_elements = blocks * info.block_elements;
+    w.data_bytes = static_cast<uint64_t>(data.memory_bytes);  // so that larger sizes are refused
+    if (in.byte() % 4 == 0) w.row_elements = in.number();
+    if (in.byte() % 4 == 0) w.rows = in.number();
+    if (in.byte() % 4 == 0) w.row_bytes = static_cast<uint64_t>(in.number());
+    if (w.data_bytes == 0 && w.rows != 0 && w.row_elements != 0) return;  // 0 is "not stated"
+    if (in.byte() % 16 == 0) w.device_type = in.byte() % 16, w.reserved = in.byte() % 2, w.flags = in.byte() % 2;
+    passed(cqsa_dequantize_rows(lasting, &w, in.byte() % 4 ? 0 : in.number(), in.byte() % 2 ? &ids.view : nullptr, &values.view, nullptr));
+    passed(cqsa_quantize_rows(lasting, &values.view, &w, nullptr));
+  }
+
   // Lists are whatever the bytes say: without CHECK what is wrong in them is skipped.
   void selected(bytes& in) {
     const cqsa_dtype floats[] = {CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16};
@@ -365,6 +391,7 @@ struct session {
       case 10:
         if (plans[at] && lasts[at]) describe(in, plans[at]);
         break;
+      case 14: quant(in); break;
       default: cqsa_context_destroy(passing), passing = nullptr; break;
     }
   }

@@ -20,6 +20,7 @@
 #include "context.h"
 #include "cqsa.h"
 #include "failing_memory.h"
+#include "gguf_bytes.h"
 
 namespace {
 
@@ -320,6 +321,47 @@ TEST_CASE("fp8 survives every failing allocation, and one tensor with a workspac
   CHECK((status == CQSA_OK && sums[cols - 1] == 1.5f * rows));
   std::free(memory);
   cqsa_context_destroy(context);
+}
+
+TEST_CASE("quantized matrices allocate nothing") {
+  cqsa_context* const context = make_context("cpu", 2);
+  REQUIRE(context);
+  std::vector<float> values(500 * 128, 1.5f), back(values.size());
+  std::vector<uint8_t> blocks(500 * 4 * 34);
+  int64_t shape[] = {500, 128};
+  const cqsa_tensor x = {values.data(), CQSA_DEVICE_CPU, 0, 2, CQSA_DTYPE_F32, shape, nullptr, 0};
+  cqsa_tensor to = x;
+  to.data = back.data();
+  cqsa_quant_tensor w = CQSA_QUANT_TENSOR_INIT;
+  w.format = CQSA_QUANT_Q8_0, w.device_type = CQSA_DEVICE_CPU, w.data = blocks.data(), w.rows = 500, w.row_elements = 128;
+  REQUIRE(cqsa_quantize_rows(context, &x, &w, nullptr) == CQSA_OK);  // the threads start here
+  failing::arm(1, true);
+  const cqsa_status made = cqsa_quantize_rows(context, &x, &w, nullptr), read = cqsa_dequantize_rows(context, &w, 0, nullptr, &to, nullptr);
+  CHECK_FALSE(failing::disarm());
+  CHECK((made == CQSA_OK && read == CQSA_OK));
+  for (const float value : back) REQUIRE(std::fabs(value - 1.5f) < 0.001f);
+  cqsa_context_destroy(context);
+}
+
+TEST_CASE("GGUF files survive every failing allocation") {
+  char path[] = "/tmp/cqsa_gguf_XXXXXX";
+  const int fd = ::mkstemp(path);
+  REQUIRE(fd >= 0);
+  cqsa::test::gguf_bytes b;
+  b.header(1, 1).key("general.a key of more bytes than a string keeps in itself", 8).name("a text of more bytes than a string keeps in itself");
+  b.tensor("blk.0.ffn_gate_exps.weight", {32, 2, 3}, 8, 0).pad(32).data(204);
+  REQUIRE(::write(fd, b.bytes.data(), b.bytes.size()) == static_cast<ssize_t>(b.bytes.size()));
+  ::close(fd);
+  exhaust("open a GGUF file, read a text", [&]() -> cqsa_status {
+    cqsa_gguf* file = nullptr;
+    char text[8];
+    uint64_t length = 0;
+    cqsa_status status = cqsa_gguf_open(path, &file);
+    if (status == CQSA_OK) status = cqsa_gguf_text(file, cqsa_gguf_key(file, 0), text, sizeof text, &length);
+    cqsa_gguf_close(file);
+    return status;
+  });
+  std::remove(path);
 }
 
 TEST_CASE("hardware as JSON survives every failing allocation") {

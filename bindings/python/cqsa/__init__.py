@@ -37,6 +37,7 @@ from ._kv import hadamard, kv_append, kv_gather
 from ._patch import patch_torch_sdpa, unpatch_torch_sdpa
 from ._place import Placement, place
 from ._plan import Plan, attention_plan
+from ._quant import Gguf, QuantTensor, dequantize_rows, quant_formats, quantize_rows
 from ._selected import attention_selected
 from ._sources import Tensor
 from ._version import __version__
@@ -48,11 +49,13 @@ __all__ = [
     "CqsaNotImplementedError",
     "CqsaRuntimeError",
     "CqsaValueError",
+    "Gguf",
     "Placement",
     "Plan",
     "Quantized",
     "Ring",
     "RingInfo",
+    "QuantTensor",
     "Tensor",
     "__version__",
     "attention",
@@ -60,6 +63,7 @@ __all__ = [
     "attention_plan",
     "attention_selected",
     "backends",
+    "dequantize_rows",
     "doctor",
     "fp8_amax",
     "fp8_dequantize",
@@ -78,5 +82,7 @@ __all__ = [
     "kv_gather",
     "patch_torch_sdpa",
     "place",
+    "quant_formats",
+    "quantize_rows",
     "unpatch_torch_sdpa",
 ]

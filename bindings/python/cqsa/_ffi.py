@@ -240,6 +240,29 @@ class Fp8GemmArgs(ctypes.Structure):
     ]
 
 
+class QuantFormatInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("name", c_char * 16), ("ggml_type", c_int32), ("block_elements", c_int32),
+        ("block_bytes", c_int32), ("can_quantize", c_int32),
+    ]
+
+
+class QuantTensor(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("format", c_int32), ("device_type", c_int32), ("device_id", c_int32),
+        ("reserved", c_int32), ("data", c_void_p), ("rows", c_int64), ("row_elements", c_int64), ("row_bytes", c_uint64),
+        ("data_bytes", c_uint64),
+    ]
+
+
+class GgufTensorInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("name", c_char_p), ("ggml_type", c_int32), ("format", c_int32),
+        ("ndim", c_int32), ("reserved", c_int32), ("shape", c_int64 * 4), ("data", c_void_p), ("bytes", c_uint64),
+        ("file_offset", c_uint64),
+    ]
+
+
 STRUCTS: Dict[str, Type[ctypes.Structure]] = {
     "cqsa_tensor": Tensor,
     "cqsa_allocator": Allocator,
@@ -259,6 +282,9 @@ STRUCTS: Dict[str, Type[ctypes.Structure]] = {
     "cqsa_fp8_scale_args": Fp8ScaleArgs,
     "cqsa_fp8_dequantize_args": Fp8DequantizeArgs,
     "cqsa_fp8_gemm_args": Fp8GemmArgs,
+    "cqsa_quant_format_info": QuantFormatInfo,
+    "cqsa_quant_tensor": QuantTensor,
+    "cqsa_gguf_tensor_info": GgufTensorInfo,
 }
 
 PROGRESS_FN = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64)
@@ -335,6 +361,23 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "cqsa_fp8_gemm": (c_int32, [c_void_p, POINTER(Fp8GemmArgs), c_void_p]),
     "cqsa_fp8_gemm_workspace": (c_int32, [c_void_p, POINTER(Fp8GemmArgs), _LENGTH]),
     "cqsa_fp8_gemm_explain": (c_int32, [c_void_p, POINTER(Fp8GemmArgs), c_void_p, c_uint64, _LENGTH]),
+    "cqsa_quant_format_info_init": _INIT,
+    "cqsa_quant_format_query": (c_int32, [c_int32, POINTER(QuantFormatInfo)]),
+    "cqsa_quant_tensor_init": _INIT,
+    "cqsa_dequantize_rows": (c_int32, [c_void_p, POINTER(QuantTensor), c_int64, c_void_p, c_void_p, c_void_p]),
+    "cqsa_quantize_rows": (c_int32, [c_void_p, c_void_p, POINTER(QuantTensor), c_void_p]),
+    "cqsa_gguf_open": (c_int32, [c_char_p, _HANDLE_OUT]),
+    "cqsa_gguf_close": (None, [c_void_p]),
+    "cqsa_gguf_tensor_info_init": _INIT,
+    "cqsa_gguf_tensor_count": (c_int64, [c_void_p]),
+    "cqsa_gguf_find": (c_int32, [c_void_p, c_char_p, POINTER(c_int64)]),
+    "cqsa_gguf_tensor": (c_int32, [c_void_p, c_int64, POINTER(GgufTensorInfo)]),
+    "cqsa_gguf_matrix": (c_int32, [c_void_p, c_int64, c_int64, POINTER(QuantTensor)]),
+    "cqsa_gguf_key_count": (c_int64, [c_void_p]),
+    "cqsa_gguf_key": (c_char_p, [c_void_p, c_int64]),
+    "cqsa_gguf_integer": (c_int32, [c_void_p, c_char_p, POINTER(c_int64)]),
+    "cqsa_gguf_number": (c_int32, [c_void_p, c_char_p, POINTER(c_double)]),
+    "cqsa_gguf_text": (c_int32, [c_void_p, c_char_p, c_void_p, c_uint64, _LENGTH]),
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
