@@ -66,6 +66,12 @@ CQSA_EVERYWHERE int32_t ceil_exponent(float amax, float largest) {
   return exponent - static_cast<int32_t>(l >> 23) + (mantissa > (l & 0x7FFFFFu) ? 1 : 0);
 }
 
+// Where every scale is, so that its reciprocal is finite; NaN stays.
+CQSA_EVERYWHERE float clamped_scale(float scale) {
+  const float least = power_of_two(-126), most = float_of(0x7F7FFFFFu);
+  return scale < least ? least : scale > most ? most : scale;
+}
+
 CQSA_EVERYWHERE scale_pair scale_of(float amax, const scale_rule& rule) {
   if (amax < rule.eps) amax = rule.eps;
   if (rule.limit > 0 && amax > rule.limit) amax = rule.limit;
@@ -76,12 +82,14 @@ CQSA_EVERYWHERE scale_pair scale_of(float amax, const scale_rule& rule) {
     e = e < -127 ? -127 : e > 126 ? 126 : e;
     return {power_of_two(-e), scale_inv_power(e), e};
   }
-  // The quotient may be Inf for a subnormal amax: clamped. Powers of two up to 2^64 do not round but at the ends, which are clamped too.
-  float scale = largest / amax * power_of_two(-rule.margin);
-  const float least = power_of_two(-126), most = float_of(0x7F7FFFFFu);
-  scale = scale < least ? least : scale > most ? most : scale;
+  // The quotient is Inf where amax is below some 1e-36: clamped, and the margin is lost. Powers of two up to 2^64 do not round but at the
+  // ends, which are clamped too.
+  const float scale = clamped_scale(largest / amax * power_of_two(-rule.margin));
   return {scale, 1.0f / scale, 0};
 }
+
+// Whether a given scale can be one; not NaN.
+CQSA_EVERYWHERE bool is_static_scale(float scale) { return scale == clamped_scale(scale); }
 
 // What stands in a ring's memory, followed by hist_len floats.
 inline constexpr uint32_t ring_magic = 0x38465143u, ring_version = 1;  // "CQF8"
@@ -98,7 +106,7 @@ static_assert(sizeof(ring_state) == 64, "the history begins at a cache line");
 CQSA_EVERYWHERE bool is_ring(const ring_state& state, const cqsa_fp8_ring& ring) {
   return state.magic == ring_magic && state.version == ring_version && state.hist_len == ring.hist_len && state.format == ring.format &&
          state.margin == ring.margin && state.algorithm == ring.algorithm && state.pow2 == ((ring.flags & CQSA_FP8_POW2) ? 1 : 0) &&
-         state.index >= 0 && state.index < state.hist_len;
+         state.index >= 0 && state.index < state.hist_len && is_static_scale(state.scale);
 }
 
 // The first bytes of a workspace. What follows is as cqsa_fp8_workspace_init() left it, zero, before and after every call.

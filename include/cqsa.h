@@ -920,7 +920,7 @@ CQSA_API cqsa_status cqsa_fp8_ring_read(cqsa_context *context, const cqsa_fp8_ri
 /* One output of a quantization: codes and their scales. */
 typedef struct cqsa_fp8_side {
   const cqsa_tensor *out;       /* output, E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ; NULL: this side is not wanted */
-  const cqsa_tensor *scale_in;  /* STATIC: F32, of the shape of the scales, every one > 0 and finite; else NULL */
+  const cqsa_tensor *scale_in;  /* STATIC: F32, of the shape of the scales, each from 2^-126 to FLT_MAX; else NULL */
   const cqsa_tensor *scale;     /* output: the scales that were used, F32 strided, or NULL */
   const cqsa_tensor *scale_inv; /* output: their reciprocals, see scale_layout, or NULL */
   int64_t block[2];             /* rows and columns of x that share a scale, see above */
@@ -944,7 +944,8 @@ typedef struct cqsa_fp8_quantize_args {
   float eps;           /* CURRENT, see above; >= 0 */
   float amax_limit;    /* likewise */
   float reserved;
-  const cqsa_fp8_ring *ring; /* RING: of row.out's format; transposed.out of another format uses scale * (its fp8_max / fp8_max of the ring's) */
+  const cqsa_fp8_ring *ring; /* RING: of row.out's format; transposed.out of another format uses scale * (its fp8_max / fp8_max of the ring's),
+                              * clamped likewise */
   const cqsa_tensor *groups; /* NULL, or I32 or I64 [num_groups + 1] rows, never falling, from 0 to at most all: with block {0, 0} each group of rows has a
                               * scale of its own, scales [num_groups, 1]; {1, 0} and {1, g} are as without. Rows past the last are left as they are.
                               * Not with RING, and not with blocks that join rows otherwise */

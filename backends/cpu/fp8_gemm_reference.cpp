@@ -61,7 +61,7 @@ uint32_t compute_row(const cqsa_fp8_gemm_leaf& x, int64_t b, int64_t i) {
 
 void compute_part(void* data, int64_t index) {
   product& p = *static_cast<product*>(data);
-  const int64_t rows = p.leaf.batch * p.leaf.m;
+  const int64_t rows = p.leaf.n == 0 ? 0 : p.leaf.batch * p.leaf.m;
   uint32_t most = 0;
   for (int64_t n = rows * index / p.tasks; n < rows * (index + 1) / p.tasks; ++n) {
     const uint32_t bits = compute_row(p.leaf, n / p.leaf.m, n % p.leaf.m);

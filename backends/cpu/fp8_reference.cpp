@@ -137,10 +137,8 @@ namespace {
 
 bool are_scales(const cqsa_scale_grid& g) {
   for (int64_t r = 0; g.data && r < g.rows; ++r)
-    for (int64_t c = 0; c < g.columns; ++c) {
-      const float scale = load_scale(g, r, c);
-      if (!(scale > 0) || !fp8::is_finite(scale)) return false;
-    }
+    for (int64_t c = 0; c < g.columns; ++c)
+      if (!fp8::is_static_scale(load_scale(g, r, c))) return false;
   return true;
 }
 
@@ -168,7 +166,7 @@ cqsa_status fp8_check_jobs(const cqsa_fp8_quantize_leaf* leaf) {
     if (job.ring.state && !fp8_ring_is_sound(job.ring)) return fail(CQSA_ERROR_INVALID_ARGUMENT, "the memory of a ring holds another ring, or none");
     const bool known = job.source == CQSA_FP8_STATIC;
     if (known && !(are_scales(job.row.scale_in) && are_scales(job.transposed.scale_in)))
-      return fail(CQSA_ERROR_INVALID_ARGUMENT, "a scale of scale_in is not finite, or not larger than 0");
+      return fail(CQSA_ERROR_INVALID_ARGUMENT, "a scale of scale_in is not within 2^-126 and FLT_MAX");
   }
   return CQSA_OK;
 }

@@ -34,7 +34,7 @@ void begin_ring(const cqsa_fp8_ring& ring, float amax) {
 float largest_in_history(const cqsa_fp8_ring& ring) {
   const float* const history = history_of(ring);
   float most = 0;
-  for (int32_t n = 0; n < ring.hist_len; ++n) most = history[n] > most ? history[n] : most;
+  for (int32_t n = 0; n < ring.hist_len; ++n) most = fp8::is_finite(history[n]) && history[n] > most ? history[n] : most;
   return most;
 }
 
@@ -54,7 +54,7 @@ bool fp8_ring_is_sound(const cqsa_fp8_ring& ring) { return fp8::is_ring(state_of
 
 void fp8_ring_take(const cqsa_fp8_ring& ring, float amax) {
   ring_state& state = state_of(ring);
-  if (!fp8::is_finite(amax)) {
+  if (!(amax >= 0) || !fp8::is_finite(amax)) {
     ++state.refused;
     return;
   }

@@ -37,9 +37,9 @@ CQSA_DEVICE bool workspace_is_sound(const fp8_params& p) {
 CQSA_DEVICE bool ring_is_sound(const fp8_ring_place& r) {
   const fp8::ring_state& s = *reinterpret_cast<const fp8::ring_state*>(r.state);
   return s.magic == fp8::ring_magic && s.version == fp8::ring_version && s.hist_len == r.hist_len && s.format == r.format && s.margin == r.margin &&
-         s.algorithm == r.algorithm && s.pow2 == r.pow2 && s.index >= 0 && s.index < s.hist_len;
+         s.algorithm == r.algorithm && s.pow2 == r.pow2 && s.index >= 0 && s.index < s.hist_len && fp8::is_static_scale(s.scale);
 }
-CQSA_DEVICE bool scale_is_sound(float x) { return x > 0 && bits_of(x) < inf_bits; }
+CQSA_DEVICE bool scale_is_sound(float x) { return fp8::is_static_scale(x); }
 
 CQSA_DEVICE fp8::scale_rule rule_of(const fp8_job& job, const fp8_side& side) {
   return {side.format, job.margin, side.pow2, job.eps, job.amax_limit};
@@ -50,7 +50,7 @@ CQSA_DEVICE float plain_amax(uint32_t bits) { return plain_nan(float_of(bits)); 
 // The pair of block (r, c) where it does not depend on this launch's data: static, or from the amaxes of the launch before.
 CQSA_DEVICE fp8::scale_pair known_scale(const fp8_job& job, const fp8_side& side, int64_t r, int64_t c) {
   if (job.source == CQSA_FP8_STATIC) {
-    const float scale = load_scale(side.scale_in, r, c, side.columns) * side.ratio;
+    const float scale = load_scale(side.scale_in, r, c, side.columns);
     return {scale, 1.0f / scale, 0};
   }
   return fp8::scale_of(plain_amax(job.words[side.per_group ? 1 + r : 0]), rule_of(job, side));
@@ -59,7 +59,7 @@ CQSA_DEVICE fp8::scale_pair single_scale(const fp8_job& job, const fp8_side& sid
   if (job.source != CQSA_FP8_RING) return known_scale(job, side, 0, 0);
   const fp8::ring_state& s = *reinterpret_cast<const fp8::ring_state*>(job.ring.state);
   if (side.ratio == 1.0f) return {s.scale, s.scale_inv, 0};
-  const float scale = s.scale * side.ratio;
+  const float scale = fp8::clamped_scale(s.scale * side.ratio);
   return {scale, 1.0f / scale, 0};
 }
 
@@ -154,13 +154,13 @@ template <int Lanes> CQSA_DEVICE void ring_take(char* state, float amax) {
   fp8::ring_state& s = *reinterpret_cast<fp8::ring_state*>(state);
   float* const history = reinterpret_cast<float*>(state + sizeof(fp8::ring_state));
   const int lane = thread_index() % Lanes;
-  if (!fp8::is_finite(amax)) {
+  if (!(amax >= 0) || !fp8::is_finite(amax)) {
     if (lane == 0) ++s.refused;
     return;
   }
   uint32_t most = bits_of(amax) & 0x7fffffffu;
   for (int i = lane; i < s.hist_len; i += Lanes)
-    if (i != s.index) most = larger_u32(most, bits_of(history[i]));
+    if (i != s.index && history[i] > 0 && fp8::is_finite(history[i])) most = larger_u32(most, bits_of(history[i]));
   most = most_of_lanes<Lanes>(most);
   if (lane != 0) return;
   history[s.index] = amax;

@@ -10,7 +10,7 @@ from . import _arrays, _ffi, _fp8_parts as parts
 from ._errors import ERROR_DTYPE, ERROR_INVALID_ARGUMENT, ERROR_SHAPE, error_for
 from ._fp8_parts import FORMATS, Block, flipped, given, tell_written
 from ._fp8_ring import Ring
-from ._queue import Queue, Target, choose
+from ._queue import Queue, Target, choose_in_place
 from ._selected import _int32
 from ._sources import new_like, output_of, view_of
 from ._views import Records, View, type_name
@@ -139,7 +139,7 @@ def fp8_quantize(
     """
     options = _Options(format, scale, granularity, layout, format_transposed, saturate, nan, pow2, return_amax, dtype, margin, eps, amax_limit,
                        granularity_transposed, scale_transposed, scale_layout, scale_dtype, stage, up, groups, rng, skip, column_sum, flags)
-    target = choose(backend, stream, ("x", x), ("out", _first_of(out)))
+    target = choose_in_place(backend, stream, ("x", x), ("out", _first_of(out)))
     job = _Job(target, x, options, out)
     library, handle, args = _ffi.library(), target.context.handle, job.args
 
@@ -172,7 +172,7 @@ def fp8_quantize_many(xs: Sequence[Operand], *, scale: Any = None, out: Optional
         raise error_for(ERROR_SHAPE, f"scale has {len(scales)} and out {len(outs)} entries, wanted {count}, one for each of xs")
     if not count:
         return []
-    target = choose(backend, stream, *((f"xs[{index}]", x) for index, x in enumerate(xs)))
+    target = choose_in_place(backend, stream, *((f"xs[{index}]", x) for index, x in enumerate(xs)))
     jobs = [_Job(target, x, _Options(scale=one, **keywords), to) for x, one, to in zip(xs, scales, outs)]
     pointers = _pointers(jobs)
     library, handle = _ffi.library(), target.context.handle
@@ -204,7 +204,7 @@ def fp8_requantize(q: Any, *, scale_inv: Any = None, source_format: Any = None, 
             scale_inv = _plain_scales(source, backend, stream)
     else:
         codes = q
-    target = choose(backend, stream, ("q", codes), ("out", _first_of(out)))
+    target = choose_in_place(backend, stream, ("q", codes), ("out", _first_of(out)))
     if source_granularity is None:
         view = view_of(codes, "q", target.queue)
         source_granularity = inferred_block(scale_inv, parts.matrix_size(view, "q"), "scale_inv", target.queue)
@@ -551,7 +551,7 @@ def fp8_dequantize(q: Any, *, scale_inv: Any = None, format: Any = None, granula
         groups = q.groups
         q, scale_inv, format, granularity, scale_layout, shape = (side.data, side.scale_inv, side.format, side.granularity, side.scale_layout,
                                                                   q.shape)
-    target = choose(backend, stream, ("q", q), ("out", out))
+    target = choose_in_place(backend, stream, ("q", q), ("out", out))
     side_queue, records = target.queue, Records()
     codes = view_of(q, "q", side_queue)
     rows, columns = parts.matrix_size(codes, "q")
@@ -606,7 +606,7 @@ def fp8_amax(x: Operand, *, granularity: Any = "tensor", nan: str = "propagate",
              stream: Any = None) -> Any:
     """The largest |x| of each block, float32 ``[block rows, block columns]``, without axes for "tensor". x, granularity, nan: as in
     fp8_quantize(), without "flag". out: array to write."""
-    target = choose(backend, stream, ("x", x), ("out", out))
+    target = choose_in_place(backend, stream, ("x", x), ("out", out))
     parts.one_of(nan, "nan", _ffi.FP8_NAN)
     view, records = view_of(x, "x", target.queue), Records()
     block = parts.block_of(granularity)
@@ -637,7 +637,7 @@ def fp8_amax(x: Operand, *, granularity: Any = "tensor", nan: str = "propagate",
 def fp8_scale_from_amax(amax: Operand, *, format: Any = "e4m3fn", margin: int = 0, eps: float = 0.0, amax_limit: float = 0.0, pow2: bool = False,
                         out: Any = None, backend: str = "auto", stream: Any = None) -> Tuple[Any, Any]:
     """``(scale, scale_inv)``, float32 of the shape of amax, by the rule of fp8_quantize(). out: a pair of arrays to write."""
-    target = choose(backend, stream, ("amax", amax))
+    target = choose_in_place(backend, stream, ("amax", amax))
     view, records = _arrays.small_floats(amax, "amax", target.queue), Records()
     if out is not None and (not isinstance(out, (tuple, list)) or len(out) != 2):
         raise error_for(ERROR_INVALID_ARGUMENT, "out is one array, wanted (scale, scale_inv)")
@@ -661,7 +661,7 @@ def fp8_scale_relayout(scales: Operand, block_rows: int, block_columns: int, *, 
 
     dtype_out: "float32" or "e8m0", which rounds up to powers of two; None: that of scales. out: array to write.
     """
-    target = choose(backend, stream, ("scales", scales), ("out", out))
+    target = choose_in_place(backend, stream, ("scales", scales), ("out", out))
     view = parts.scales_view(scales, "scales", target.queue)
     grid = _arrays.integer(block_rows, "block_rows"), _arrays.integer(block_columns, "block_columns")
     layouts = [parts.LAYOUTS[parts.one_of(one, name, parts.LAYOUTS)] for one, name in ((layout, "layout"), (layout_out, "layout_out"))]
@@ -684,7 +684,7 @@ def _relayout(target: Target, scales: View, code: int, layout: int, out: View, l
 
 def fp8_transpose(x: Operand, *, out: Any = None, backend: str = "auto", stream: Any = None) -> Any:
     """``x.T``, compact, of a matrix of elements of one byte. out: array to write."""
-    target = choose(backend, stream, ("x", x), ("out", out))
+    target = choose_in_place(backend, stream, ("x", x), ("out", out))
     view, records = view_of(x, "x", target.queue), Records()
     if len(view.shape) != 2 or view.itemsize != 1:
         raise error_for(ERROR_SHAPE, f"x is {type_name(view.code)} of shape {list(view.shape)}, wanted two axes of one-byte elements")

@@ -10,7 +10,7 @@ from . import _arrays, _ffi, _fp8_parts as parts
 from ._errors import ERROR_DTYPE, ERROR_INVALID_ARGUMENT, ERROR_SHAPE, error_for
 from ._fp8 import Quantized, _plain_scales, inferred_block
 from ._fp8_parts import Block, given, tell_written
-from ._queue import Target, choose
+from ._queue import Target, choose_in_place
 from ._sources import new_like, output_of, view_of
 from ._views import Records, View
 
@@ -92,7 +92,7 @@ class _Product:
                  c: Any, out: Any, backend: str, stream: Any) -> None:
         a, scale_inv_a, format_a, granularity_a = _taken(a, scale_inv_a, format_a, granularity_a, backend, stream)
         b, scale_inv_b, format_b, granularity_b = _taken(b, scale_inv_b, format_b, granularity_b, backend, stream)
-        self.target: Target = choose(backend, stream, ("a", a), ("b", b), ("out", out))
+        self.target: Target = choose_in_place(backend, stream, ("a", a), ("b", b), ("out", out))
         self._queue, self._records = self.target.queue, Records()
         self.args = _ffi.Fp8GemmArgs(ctypes.sizeof(_ffi.Fp8GemmArgs))
         self._a = view_of(a, "a", self._queue)

@@ -13,7 +13,7 @@ from . import _arrays, _cupy, _driver, _ffi, _torch
 from ._errors import ERROR_CAPTURE_UNSAFE, ERROR_DEVICE, ERROR_INVALID_ARGUMENT, error_for
 from ._fp8_parts import FORMATS, finish, format_name, given, one_of, queried, tell_written
 from ._jax import DeviceMemory
-from ._queue import Target, choose
+from ._queue import Target, choose_in_place
 from ._sources import new_like, output_of, view_of
 from ._views import Records, View
 
@@ -65,7 +65,7 @@ class Ring:
 
     def begin(self, like: Operand, *, amax: Optional[float] = None, backend: str = "auto", stream: Any = None) -> Ring:
         """Begins anew, with no history, in memory where `like` is. amax: as in Ring(); None: that one. Returns the ring."""
-        target = choose(backend, stream, ("like", like))
+        target = choose_in_place(backend, stream, ("like", like))
         self._saved = None
         self._make(target, view_of(like, "like", target.queue))
         self._init(target, self.amax if amax is None else _arrays.number(amax, "amax"))
@@ -135,7 +135,7 @@ class Ring:
     def _target(self, backend: str, stream: Any) -> Target:
         if self._memory is None:
             raise error_for(ERROR_INVALID_ARGUMENT, "the ring has not been used yet: call ring.begin(x) first")
-        return choose(backend, stream, ("the ring", self._memory))
+        return choose_in_place(backend, stream, ("the ring", self._memory))
 
     def _bytes(self) -> int:
         return queried(_ffi.library().cqsa_fp8_ring_bytes, self._struct)
@@ -237,7 +237,7 @@ class _Rings:
                 raise error_for(ERROR_INVALID_ARGUMENT, f"rings[{index}] is {ring!r}, wanted a Ring that has been used or begun")
         if not rings:
             return
-        self.target = choose(backend, stream, ("rings[0]", rings[0]._memory))
+        self.target = choose_in_place(backend, stream, ("rings[0]", rings[0]._memory))
         views: List[View] = [ring._view() for ring in rings]
         self.structs = (_ffi.Fp8Ring * self.count)(*(ring._struct for ring in rings))
         if self.target.queue is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from . import _arrays, _ffi, _torch
 from ._errors import ERROR_DEVICE, ERROR_DTYPE, ERROR_INVALID_ARGUMENT, ERROR_SHAPE, CqsaValueError, error_for
 from ._jax import DeviceMemory
-from ._queue import choose
+from ._queue import choose_in_place
 from ._sources import new_like, output_of, view_of
 from ._views import BITS_8, CPU, Records, View, compact, device_name, type_name
 
@@ -160,7 +160,7 @@ def dequantize_rows(w: QuantTensor, rows: Union[None, slice, Operand] = None, *,
     """
     if w.experts is not None:
         raise error_for(ERROR_SHAPE, f"w has {w.experts} experts: dequantize_rows(w[expert], ..)")
-    target = choose(backend, stream, ("w", w._view), ("out", out))
+    target = choose_in_place(backend, stream, ("w", w._view), ("out", out))
     view = view_of(w._view, "w", target.queue)
     first, count, ids = _wanted_rows(rows, w.rows, target.queue)
     records = Records()
@@ -185,7 +185,7 @@ def quantize_rows(array: Operand, format: str, *, dtype: Any = None, backend: st
     format: "Q8_0", "Q4_0", "Q2_0", "IQ4_NL", "MXFP4", "F32", "F16", "BF16". dtype: what the bits of a uint16 array are, as in attention().
     """
     chosen = _format_of(format)
-    target = choose(backend, stream, ("array", array))
+    target = choose_in_place(backend, stream, ("array", array))
     view = view_of(array, "array", target.queue)
     code = _arrays.float_code(view, "array", _arrays.dtype_names(dtype))
     if len(view.shape) not in (2, 3):

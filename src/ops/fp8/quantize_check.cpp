@@ -34,6 +34,7 @@ cqsa_status check_numbers(const args_type& a) {
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->flags has CQSA_FP8_RING_STAGE, but args->source is not CQSA_FP8_RING");
   if (a.groups && a.source == CQSA_FP8_RING)
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->groups is given, but args->source is CQSA_FP8_RING, which has one scale: wanted NULL");
+  if (a.reserved != 0) return fail(CQSA_ERROR_UNKNOWN_FLAG, "args->reserved is %g, wanted 0", static_cast<double>(a.reserved));
   if ((a.ring != nullptr) == (a.source == CQSA_FP8_RING)) return CQSA_OK;
   if (a.ring) return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->ring is given, but args->source is not CQSA_FP8_RING: wanted NULL");
   return fail(CQSA_ERROR_NULL_POINTER, "args->ring is NULL, but args->source is CQSA_FP8_RING");
@@ -297,9 +298,8 @@ cqsa_status check_static(const cqsa_scale_grid& grid, const char* name) {
     for (int64_t c = 0; c < grid.columns; ++c) {
       float scale;
       std::memcpy(&scale, static_cast<const char*>(grid.data) + 4 * (r * grid.stride[0] + c * grid.stride[1]), sizeof scale);
-      if (!(scale > 0) || !std::isfinite(scale))
-        return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s is %g at [%" PRId64 ", %" PRId64 "], wanted a finite number above 0", name,
-                    static_cast<double>(scale), r, c);
+      if (!fp8::is_static_scale(scale))
+        return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s is %g at [%" PRId64 ", %" PRId64 "], wanted a number from 2^-126 to FLT_MAX", name, static_cast<double>(scale), r, c);
     }
   return CQSA_OK;
 }
