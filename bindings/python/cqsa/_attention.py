@@ -13,7 +13,7 @@ from ._errors import ERROR_DEVICE, ERROR_INVALID_ARGUMENT, error_for
 from ._jax import DeviceMemory
 from ._plan import plan_handle, plan_line, plan_numbers, run_numbers
 from ._queue import Queue, Target, choose, choose_in_place
-from ._sources import device_of, new_like, output_of, view_of
+from ._sources import new_like, output_of, view_of
 from ._views import Records, View, device_name
 
 if TYPE_CHECKING:
