@@ -41,7 +41,7 @@ def bits(array):
         return None
     if isinstance(array, torch.Tensor):
         array = array.detach().cpu().contiguous()
-        return array.reshape(-1).view(torch.uint8).numpy() if array.numel() else np.empty(0, np.uint8)
+        return array.contiguous().reshape(-1).view(torch.uint8).numpy() if array.numel() else np.empty(0, np.uint8)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 

@@ -356,7 +356,16 @@ cqsa_status probe(void* device, const cqsa_fp8_gemm_leaf* leaf, char* reason, ui
   return ask(device, *api, *leaf, &x, &handle) ? CQSA_OK : decline("cuBLASLt names no algorithm for it", reason, size);
 }
 
-cqsa_status launch_leaf(void* device, const cqsa_fp8_gemm_leaf* leaf, void*, uint64_t, const cqsa_exec*, void* stream) {
+// Of some problems cuBLASLt says only when it is to run them that it does not; nothing is queued then.
+bool is_refusal(cublasStatus_t status) { return status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_NOT_SUPPORTED; }
+
+cqsa_status launch_own(void* device, const cqsa_fp8_gemm_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec* exec, void* stream) {
+  for (const cqsa_fp8_gemm_impl* own : {&sm90_fp8_gemm, &sm80_fp8_gemm})
+    if (own->probe(device, leaf, nullptr, 0) == CQSA_OK && own->workspace(leaf, 1) <= bytes) return own->launch(device, leaf, workspace, bytes, exec, stream);
+  return portable_fp8_gemm.launch(device, leaf, workspace, bytes, exec, stream);
+}
+
+cqsa_status launch_leaf(void* device, const cqsa_fp8_gemm_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec* exec, void* stream) {
   const cqsa_fp8_gemm_leaf& a = *leaf;
   const cublaslt_api* api = nullptr;
   if (const char* text = why_not(device, a, &api)) return fail(CQSA_ERROR_UNSUPPORTED, "%s", text);
@@ -369,6 +378,7 @@ cqsa_status launch_leaf(void* device, const cqsa_fp8_gemm_leaf* leaf, void*, uin
   const void* c = x.asked.has_c ? a.c.data : a.d.data;
   const cublasStatus_t status = api->cublasLtMatmul(handle, &x.operation, &alpha, a.b.data, &x.layout[1], a.a.data, &x.layout[0], &beta, c, &x.layout[2], a.d.data,
                                                     &x.layout[3], &x.algorithm, nullptr, 0, static_cast<cudaStream_t>(stream));
+  if (is_refusal(status)) return launch_own(device, leaf, workspace, bytes, exec, stream);
   return status == CUBLAS_STATUS_SUCCESS ? CQSA_OK : fail(CQSA_ERROR_RUNTIME, "cublasLtMatmul failed with status %d", int(status));
 }
 
