@@ -111,7 +111,11 @@ CQSA_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) {
 #else
 CQSA_DEVICE loaded16 load_once(const void* from) {
   loaded16 out;
+#if __CUDA_ARCH__ >= 750
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(out.x[0]), "=r"(out.x[1]), "=r"(out.x[2]), "=r"(out.x[3]) : "l"(from));
+#else  // what clang writes for sm_70 is of a PTX version without it
+  asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(out.x[0]), "=r"(out.x[1]), "=r"(out.x[2]), "=r"(out.x[3]) : "l"(from));
+#endif
   return out;
 }
 CQSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
