@@ -10,13 +10,6 @@ namespace cqsa::gpu {
 CQSA_DEVICE void forget_loads() {}
 #define CQSA_SM70_PHASE(name, parts)
 CQSA_DEVICE int unknown(int x) { return x; }
-// Byte n of the result is the byte of b:a (a below) that digit n of `selector` names.
-CQSA_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) {
-  const uint64_t all = uint64_t(b) << 32 | a;
-  uint32_t out = 0;
-  for (int n = 0; n < 4; ++n) out |= uint32_t(all >> 8 * (selector >> 4 * n & 7) & 0xff) << 8 * n;
-  return out;
-}
 // a - b in both halves.
 CQSA_DEVICE uint32_t subtract_halves(uint32_t a, uint32_t b) {
   const uint16_t low = f32_to_f16(f16_to_f32(uint16_t(a)) - f16_to_f32(uint16_t(b)));
@@ -34,7 +27,6 @@ CQSA_DEVICE int unknown(int x) {
   asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
   return y;
 }
-CQSA_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
 CQSA_DEVICE uint32_t subtract_halves(uint32_t a, uint32_t b) {
   uint32_t out;
   asm("sub.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
