@@ -144,7 +144,9 @@ inline fp8::scale_rule job_rule(const cqsa_fp8_job& job, const cqsa_fp8_output& 
 // The published scale of a block that is not found in this call.
 inline float given_scale(const cqsa_fp8_job& job, const cqsa_fp8_output& side, int64_t r, int64_t c) {
   if (job.source == CQSA_FP8_RING) return fp8::clamped_scale(static_cast<const fp8::ring_state*>(job.ring.state)->scale * side.ratio);
-  return load_scale(side.scale_in, r, c);
+  if (side.scale_in.data) return load_scale(side.scale_in, r, c);
+  const cqsa_fp8_output& other = &side == &job.row ? job.transposed : job.row;
+  return fp8::clamped_scale(load_scale(other.scale_in, r, c) * side.ratio);
 }
 
 // Largest magnitude of a code, as in dtype.h.

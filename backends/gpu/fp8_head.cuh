@@ -50,7 +50,7 @@ CQSA_DEVICE float plain_amax(uint32_t bits) { return plain_nan(float_of(bits)); 
 // The pair of block (r, c) where it does not depend on this launch's data: static, or from the amaxes of the launch before.
 CQSA_DEVICE fp8::scale_pair known_scale(const fp8_job& job, const fp8_side& side, int64_t r, int64_t c) {
   if (job.source == CQSA_FP8_STATIC) {
-    const float scale = load_scale(side.scale_in, r, c, side.columns);
+    const float given = load_scale(side.scale_in, r, c, side.columns), scale = side.ratio == 1.0f ? given : fp8::clamped_scale(given * side.ratio);
     return {scale, 1.0f / scale, 0};
   }
   return fp8::scale_of(plain_amax(job.words[side.per_group ? 1 + r : 0]), rule_of(job, side));
