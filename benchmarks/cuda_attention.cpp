@@ -102,7 +102,8 @@ int bench_random(double limit, uint64_t seed) {
   const cqsa_exec exec{nullptr, run_tasks, nullptr, 12};
   int failures = 0, count = 0, declined = 0;
   for (const double end = seconds() + limit; seconds() < end; ++count) {
-    const std::string wrong = random_leaf::check(seed++, mem, 700, nullptr, [](void*) { CHECK_CUDA(cudaDeviceSynchronize()); }, &exec, *leaf_in_use, this_chip(), count % 4 != 0);
+    const std::string wrong = random_leaf::check(seed++, mem, 700, nullptr, [](void*) { CHECK_CUDA(cudaDeviceSynchronize()); }, &exec, *leaf_in_use, this_chip(), count % 4 != 0,
+                                                 this_device.tier == 90 ? 16 : 0);
     declined += wrong == "declined";
     if (!wrong.empty() && wrong != "declined" && ++failures <= 10) std::printf("WRONG %s\n", wrong.c_str());
   }

@@ -51,8 +51,9 @@ struct problem {
 class maker {
  public:
   // simple: 16-bit operands of one type in aligned rows, nothing that changes logits: what the plain kernels of the tuned tiers take.
-  maker(uint64_t seed, memory& mem, int64_t most_keys, bool simple = false)
-      : random_(seed), mem_(mem), most_keys_(most_keys), simple_(simple) {}
+  // page_unit: 0, or what pages hold a multiple of, also in simple problems; problems without it are the same as ever.
+  maker(uint64_t seed, memory& mem, int64_t most_keys, bool simple = false, int64_t page_unit = 0)
+      : random_(seed), mem_(mem), most_keys_(most_keys), page_unit_(page_unit), simple_(simple) {}
 
   problem make() {
     problem p;
@@ -126,7 +127,7 @@ class maker {
       constexpr int64_t aligned[] = {8, 64, 80, 96, 128, 160, 192, 256};
       a.head_dim = aligned[between(0, 7)], a.head_dim_v = chance(.7) ? a.head_dim : aligned[between(0, 7)];
     }
-    p.varlen = chance(.25), p.paged = chance(.2) && !simple_;
+    p.varlen = chance(.25), p.paged = chance(page_unit_ ? .4 : .2) && (!simple_ || page_unit_);
     a.causal = chance(.5) ? int32_t(between(0, 2)) : 0;
     a.window_left = a.window_right = -1;
     if (chance(.3)) a.window_left = chance(.3) ? -1 : between(0, 100), a.window_right = chance(.3) ? -1 : between(0, 100);
@@ -168,6 +169,7 @@ class maker {
     }
     if (!p.paged) return;
     a.page_size = chance(.5) ? between(1, 9) : between(16, 80);
+    if (page_unit_) a.page_size = page_unit_ * (chance(.7) ? int64_t(1) << between(0, 4) : between(1, 20));
     const int64_t per = (a.seqlen_k + a.page_size - 1) / a.page_size + 1;
     a.num_pages = per * a.batch + 2;
     int32_t* table = array<int32_t>(per * a.batch);
@@ -189,7 +191,7 @@ class maker {
     a.k = tensor(tkv, p.k_items, a.num_kv_heads, p.k_rows, a.head_dim);
     a.v = tensor(tkv, p.k_items, a.num_kv_heads, p.k_rows, a.head_dim_v);
     no_batch(p, a.q, true), no_batch(p, a.k, false), no_batch(p, a.v, false);
-    p.nan = chance(.4) && !p.varlen && !p.paged;
+    p.nan = chance(.4) && (page_unit_ || (!p.varlen && !p.paged));
     if (!p.nan) return;
     for (int64_t b = 0; b < p.k_items; ++b)
       for (int64_t g = 0; g < a.num_kv_heads; ++g)
@@ -254,7 +256,7 @@ class maker {
 
   std::mt19937_64 random_;
   memory& mem_;
-  int64_t most_keys_;
+  int64_t most_keys_, page_unit_;
   bool simple_;
 };
 
@@ -389,9 +391,9 @@ inline std::string compare(const problem& p, bool rounds) {
 
 // "" when the leaf agrees with the reference on problem `seed`, "declined" when it does not take it.
 inline std::string check(uint64_t seed, memory& mem, int64_t most_keys, void* device, void (*sync)(void*), const cqsa_exec* exec,
-                         const cqsa_attention_impl& impl = gpu::portable_attention, const cqsa_chip& chip = {}, bool simple = false) {
+                         const cqsa_attention_impl& impl = gpu::portable_attention, const cqsa_chip& chip = {}, bool simple = false, int64_t page_unit = 0) {
   mem.reset();
-  maker m(seed, mem, most_keys, simple);
+  maker m(seed, mem, most_keys, simple, page_unit);
   problem p = m.make();
   p.leaf.chip = chip;
   char reason[256];

@@ -70,14 +70,6 @@ template <class S> CQSA_DEVICE void load_addend(const attention_params& p, const
   }
 }
 
-// tanh to 3e-7: near 0 by its series, elsewhere by 2^x.
-CQSA_DEVICE float tanh_fast(float x) {
-  const float square = x * x;
-  const float series = x * fma_f32(square, fma_f32(square, fma_f32(square, -17.0f / 315.0f, 2.0f / 15.0f), -1.0f / 3.0f), 1.0f);
-  const float other = 1.0f - 2.0f * reciprocal_f32(1.0f + exp2_f32(x * (2.0f * log2_of_e)));
-  return square < 0.04f ? series : other;
-}
-
 // Logits in natural units with all that is added to them, -inf where hidden.
 template <class S>
 CQSA_DEVICE void fix_logits(const attention_params& p, const tile_memory<S>& mem, const tile_window& w, int64_t tile_pos, int parity, int warp,
@@ -158,14 +150,6 @@ CQSA_DEVICE void multiply_pv_scaled(const float* scale, const unsigned char* val
 }
 
 // ------------------------------------------------------------------------------------- values that are NaN or Inf
-
-template <int Kind> constexpr uint32_t exponent_mask = Kind == kind_f16 ? 0x7c007c00u : 0x7f807f80u;
-
-// Whether one of two halves is NaN or Inf: adding one to an exponent of all ones carries into the sign.
-template <int Kind> CQSA_DEVICE bool is_wild(uint32_t two) {
-  constexpr uint32_t one = Kind == kind_f16 ? 0x04000400u : 0x00800080u;
-  return (((two & exponent_mask<Kind>) + one) & 0x80008000u) != 0;
-}
 
 template <class S, int Kind> CQSA_DEVICE bool has_wild_values(const unsigned char* values) {
   bool found = false;

@@ -7,10 +7,9 @@
 #pragma once
 
 #include "attention_tile.cuh"
+#include "backends/cuda/attention_parts.cuh"
 
 namespace cqsa::gpu::sm80 {
-
-constexpr float log2_of_e = 1.4426950408889634f;
 
 // General kernels have no registers for addresses.
 template <class S> CQSA_DEVICE int thread_of_loop() { return S::general ? thread_now() : thread_in_loop(); }
@@ -120,15 +119,6 @@ template <class S, int Kind> CQSA_DEVICE void multiply_pv(const unsigned char* v
   }
 }
 
-CQSA_DEVICE float quad_max(float x) {
-  x = max_f32(x, shuffle_xor<32>(x, 1));
-  return max_f32(x, shuffle_xor<32>(x, 2));
-}
-CQSA_DEVICE float quad_sum(float x) {
-  x += shuffle_xor<32>(x, 1);
-  return x + shuffle_xor<32>(x, 2);
-}
-
 // The largest of a lane's logits in a row: r 0 or 1 of tile mt.
 template <class S> CQSA_DEVICE float largest_logit(const logit_tile<S>& x, int mt, int r) {
   float top = max_f32(x.s[mt][0][2 * r], x.s[mt][0][2 * r + 1]);
@@ -136,10 +126,6 @@ template <class S> CQSA_DEVICE float largest_logit(const logit_tile<S>& x, int m
   for (int nt = 1; nt < S::keys / 8; ++nt) top = max_f32(top, max_f32(x.s[mt][nt][2 * r], x.s[mt][nt][2 * r + 1]));
   return top;
 }
-
-// The reference of a row's exponents in powers of two. A row that has seen no key yet: any finite one does, since every p is
-// 2^-inf = 0.
-CQSA_DEVICE float reference_of(float m) { return product_f32(m == -infinity() ? 0.0f : m, log2_of_e); }
 
 // What a warp's sums are multiplied with when their maxima move.
 template <class S> struct row_factors {

@@ -5,11 +5,10 @@
 // the next, and of the sums o the same rows at the channels that channel_of() tells.
 #pragma once
 
+#include "backends/cuda/attention_parts.cuh"
 #include "backends/cuda/sm80/decode_block.cuh"
 
 namespace cqsa::gpu::decode {
-
-constexpr float log2_of_e = 1.4426950408889634f;
 
 template <class V> struct row_sums {
   float o[V::d / 8][4];

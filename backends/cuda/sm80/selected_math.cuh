@@ -9,11 +9,10 @@
 //        of the sums are the channels 16 l + 8 (i % 2) + j of the group.
 #pragma once
 
+#include "backends/cuda/attention_parts.cuh"
 #include "backends/cuda/sm80/selected_gather.cuh"
 
 namespace cqsa::gpu::sm80 {
-
-constexpr float log2_e = 1.4426950408889634f;
 
 template <class S> struct selected_sums {
   float o[S::groups][8][4];
@@ -96,7 +95,7 @@ template <class S> CQSA_DEVICE void store_queries(const selected_params& p, quer
   for (int mask = q.each / 2; mask > 0; mask /= 2) top = max_f32(top, shuffle_xor<32>(top, mask));
   const float up = scale_up(top);
   const int row = thread_index() / q.each;
-  if (thread_index() % q.each == 0) row_factor[row] = p.softmax_scale * log2_e * quotient(1.0f, up);
+  if (thread_index() % q.each == 0) row_factor[row] = p.softmax_scale * log2_of_e * quotient(1.0f, up);
 #pragma unroll
   for (int n = 0; n < q.quads; ++n) {
 #pragma unroll
@@ -178,15 +177,6 @@ CQSA_DEVICE void multiply_keys(const warp_memory<S>& mem, const unsigned char* f
 }
 
 // ------------------------------------------------------------------------------------------------------------ softmax
-
-CQSA_DEVICE float quad_max(float x) {
-  x = max_f32(x, shuffle_xor<32>(x, 1));
-  return max_f32(x, shuffle_xor<32>(x, 2));
-}
-CQSA_DEVICE float quad_sum(float x) {
-  x += shuffle_xor<32>(x, 1);
-  return x + shuffle_xor<32>(x, 2);
-}
 
 // From products to p; m and l follow, and factor[r] is what o is to be multiplied with. Bits of `there`: cells of the tile.
 template <class S>

@@ -44,7 +44,7 @@ template <class S, int Kind> CQSA_DEVICE void attention_block(const params& p) {
     if (warp == 0) {
       if (lane_now() == 0) load_block<S>(p, mem);
     } else {
-      check_block<S, Kind>(mem, warp - 1);
+      check_block<S, Kind>(p, mem, warp - 1);
     }
   } else {
     take_registers<S::registers>();

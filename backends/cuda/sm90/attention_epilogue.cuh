@@ -13,6 +13,19 @@ CQSA_DEVICE int64_t state_row_of(const attention_params& p, const block_facts& f
   return (f.batch * p.num_heads + f.first_head + at.head) * p.state_rows + f.state_row + at.query;
 }
 
+// States and results have the largest logit m of a row in natural units, and sums that are relative to it. What rounding makes of it when
+// it is changed goes to the sums: 2^m * change = e^natural, or the other way round.
+struct row_units {
+  float natural, m, change;
+};
+CQSA_DEVICE row_units units_of(float natural, float m) {
+  constexpr float rest_of_log2 = float(1.4426950408889634 - double(log2_of_e));
+  const bool none = m == -infinity();
+  return {natural, m, none ? 1.0f : exp2_f32(fma_f32(natural, rest_of_log2, fma_f32(natural, log2_of_e, -m)))};
+}
+CQSA_DEVICE row_units from_natural(float natural) { return units_of(natural, product_f32(natural, log2_of_e)); }
+CQSA_DEVICE row_units to_natural(float m) { return units_of(product_f32(m, 0.6931471805599453f), m); }
+
 // Calls g(index into the sums, channel) for a thread's pairs of channels of row r. Sizes are multiples of 8.
 template <class S, class G> CQSA_DEVICE void for_each_pair(int r, int channels, const G& g) {
   const int column = int(lane_now()) % 4 * 2;
@@ -31,12 +44,13 @@ template <class S> CQSA_DEVICE void begin_rows(const params& p, const block_fact
     const row_place at = place_of_row(p, first_row() + 8 * r);
     if (__builtin_expect(!(p.a.flags & flag_state_in), 1) || !is_used(f, at)) continue;
     const int64_t row = state_row_of(p.a, f, at);
-    rows.m[r] = p.a.state_m[row];
-    if (lane_now() % 4 == 0) rows.l[r] = p.a.state_l[row];
+    const row_units units = from_natural(p.a.state_m[row]);
+    rows.m[r] = units.m;
+    if (lane_now() % 4 == 0) rows.l[r] = p.a.state_l[row] * units.change;
     const float* acc = p.a.state_acc + row * p.a.head_dim_v;
     for_each_pair<S>(r, p.a.head_dim_v, [&](int i, int channel) {
       const float2x two = *reinterpret_cast<const float2x*>(acc + channel);
-      o[i] = two.x[0], o[i + 1] = two.x[1];
+      o[i] = two.x[0] * units.change, o[i + 1] = two.x[1] * units.change;
     });
   }
 }
@@ -48,9 +62,11 @@ CQSA_DEVICE void store_state(const params& p, const block_facts& f, const thread
     const row_place at = place_of_row(p, first_row() + 8 * r);
     if (!is_used(f, at)) continue;
     const int64_t row = state_row_of(p.a, f, at);
-    if (lane_now() % 4 == 0) p.a.state_m[row] = rows.m[r], p.a.state_l[row] = l[r];
+    const row_units units = to_natural(rows.m[r]);
+    const float back = reciprocal_f32(units.change);
+    if (lane_now() % 4 == 0) p.a.state_m[row] = units.natural, p.a.state_l[row] = l[r] * back;
     float* acc = p.a.state_acc + row * p.a.head_dim_v;
-    for_each_pair<S>(r, p.a.head_dim_v, [&](int i, int channel) { *reinterpret_cast<float2x*>(acc + channel) = {{o[i], o[i + 1]}}; });
+    for_each_pair<S>(r, p.a.head_dim_v, [&](int i, int channel) { *reinterpret_cast<float2x*>(acc + channel) = {{o[i] * back, o[i + 1] * back}}; });
   }
 }
 
@@ -92,10 +108,12 @@ CQSA_DEVICE float close_row(const params& p, const block_facts& f, const thread_
   const row_place at = place_of_row(p, first_row() + 8 * mine);
   const bool used = is_used(f, at);
   const int64_t head = f.first_head + at.head;
-  const row_end end = end_row(mine ? rows.m[1] : rows.m[0], mine ? l[1] : l[0], used ? sink_of(p.a.sinks, head) : -infinity());
+  const row_units units = to_natural(mine ? rows.m[1] : rows.m[0]);
+  const float back = reciprocal_f32(units.change);
+  const row_end end = end_row(units.natural, (mine ? l[1] : l[0]) * back, used ? sink_of(p.a.sinks, head) : -infinity());
   if (used && p.a.lse.data && lane_now() % 4 < 2)
     store_u32(p.a.lse.data + 4 * offset_of(p.a.lse, f.batch, head, f.q_row + at.query, 0), bits_of(end.lse));
-  return end.factor / end.divisor;
+  return end.factor / end.divisor * back;
 }
 
 template <class S> CQSA_DEVICE void end_rows(const params& p, const block_facts& f, const thread_rows& rows, const float (&o)[S::dv / 2]) {

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <numeric>
 
 namespace cqsa::gpu {
 namespace {
@@ -36,11 +37,13 @@ constexpr variant variants[] = {CQSA_SM90_VARIANT(64, 64, usual, 0),
                                 CQSA_SM90_VARIANT(256, 256, usual, 0)};
 #undef CQSA_SM90_VARIANT
 
-// The first one for these sizes; the last one is for all that probe accepts.
+// The first one for these sizes; the last one is for all that probe accepts. Of mixed lengths the mean counts. On pages a tile
+// has parts that are on one page each: a power of two has few.
 const variant& choose(const cqsa_attention_leaf& a) {
   constexpr int count = sizeof variants / sizeof *variants;
+  const int64_t keys = a.cu_seqlens_k && a.batch > 0 ? a.total_k / a.batch : a.seqlen_k;
   for (const variant& v : variants)
-    if (a.head_dim <= v.d && a.head_dim_v <= v.dv && a.seqlen_k >= v.least_keys) return v;
+    if (a.head_dim <= v.d && a.head_dim_v <= v.dv && keys >= v.least_keys && (v.least_keys == 0 || !a.page_table)) return v;
   return variants[count - 1];
 }
 
@@ -56,7 +59,8 @@ const char* why_not(const cqsa_attention_leaf& a) {
   if (a.head_dim % 8 != 0 || a.head_dim_v % 8 != 0) return "head_dim and head_dim_v are multiples of 8";
   if (a.mask.data || a.bias.data) return "masks and bias are not taken";
   if (a.slopes.data) return "ALiBi is not taken";
-  if (a.page_table) return "paged keys are not taken";
+  if (a.page_table && a.page_size % sm90::gone_keys != 0) return "pages hold a multiple of 16 keys here";
+  if (a.page_table && a.num_pages > most_rows) return "there are at most 2^30 pages";
   if (a.batch_invariant) return "the kernel depends on strides, which batch_invariant does not allow";
   if (a.precision != CQSA_PRECISION_DEFAULT && a.precision != CQSA_PRECISION_FAST) return "p is rounded to 16 bits here";
   if (!(a.softmax_scale >= 1e-30 && a.softmax_scale <= 1e30)) return "softmax_scale is between 1e-30 and 1e30";
@@ -126,10 +130,13 @@ struct tensor_walks {
   tensor_walk q, k, v;
 };
 bool walks_of(const cqsa_attention_leaf& a, tensor_walks* out) {
-  const row_counts n = rows_of(a);
+  row_counts n = rows_of(a);
+  const int64_t k_items = a.page_table ? a.num_pages : a.batch;
+  if (a.page_table && (a.rects || a.num_rects > 0 || reinterpret_cast<uintptr_t>(a.page_table) % 4 != 0)) return false;  // rectangles may begin within a part
+  if (a.page_table) n.k = a.page_size;
   if (a.q.stride[1] == 0 && a.num_heads > a.num_kv_heads) return false;  // a box may have several heads of q
   return n.q <= most_rows && n.k <= most_rows && walk_of(a.q, a.head_dim, n.q, a.num_heads, a.batch, &out->q) &&
-         walk_of(a.k, a.head_dim, n.k, a.num_kv_heads, a.batch, &out->k) && walk_of(a.v, a.head_dim_v, n.k, a.num_kv_heads, a.batch, &out->v);
+         walk_of(a.k, a.head_dim, n.k, a.num_kv_heads, k_items, &out->k) && walk_of(a.v, a.head_dim_v, n.k, a.num_kv_heads, k_items, &out->v);
 }
 
 // In a box of q the heads that share a tile stand next to each other: row = query * heads + head.
@@ -143,7 +150,7 @@ cqsa_status fill_maps(void* device, tensor_walks& t, const variant& v, sm90::par
   swap_heads_and_rows(&t.q.box);
   t.q.box.box[1] = uint32_t(p->a.heads_packed);
   t.q.box.box[2] = uint32_t(p->group_queries);
-  t.k.box.box[1] = t.v.box.box[1] = uint32_t(v.keys);
+  t.k.box.box[1] = t.v.box.box[1] = uint32_t(p->page_part ? p->page_part : v.keys);
   p->q_box_bytes = 128 * p->a.heads_packed * p->group_queries;
   p->q_item = t.q.item_step, p->q_head = t.q.box.size[1] > 1;
   p->k_item = t.k.item_step, p->k_head = t.k.head_step;
@@ -189,16 +196,26 @@ int64_t columns_at_once(const cqsa_attention_leaf& a, const attention_params& p,
   return best;
 }
 
-sm90::unit_order order_of(const cqsa_attention_leaf& a, const attention_params& p, int64_t units, int64_t blocks) {
-  const int64_t columns = units / p.q_tiles, at_once = p.longest_first && blocks < units ? columns_at_once(a, p, columns, blocks) : columns;
-  const int64_t turns = divide_up(at_once * p.q_tiles, blocks), all = p.longest_first ? divide_up(columns, at_once) * turns : divide_up(units, blocks);
-  return {uint32_t(units), uint32_t(p.q_tiles), uint32_t(p.longest_first), uint32_t(at_once), uint32_t(turns), uint32_t(all)};
+// Pairs have even work; but where there are few, blocks would be idle at the end, and longest first is better.
+sm90::walk_mode walk_mode_of(const cqsa_attention_leaf& a, const attention_params& p, int64_t blocks) {
+  constexpr int64_t enough = 4;  // for each block
+  if (!a.cu_seqlens_q && !a.cu_seqlens_k && !a.seqused_k) return sm90::walk_mode::none;
+  if (!p.longest_first) return sm90::walk_mode::columns;
+  const int64_t tiles = a.cu_seqlens_q ? divide_up(a.total_q, p.tile_queries) : a.batch * p.q_tiles;
+  return tiles * a.num_kv_heads * p.head_groups / 2 >= enough * blocks ? sm90::walk_mode::pairs : sm90::walk_mode::rows;
 }
 
-// Blocks stay and take one tile of queries after the other where all tiles of a place in the order take the same time; lengths that only
-// the device knows are left to its own scheduler, one block for each tile.
+sm90::unit_order order_of(const cqsa_attention_leaf& a, const attention_params& p, int64_t units, int64_t blocks) {
+  const sm90::walk_mode walk = walk_mode_of(a, p, blocks);
+  if (walk != sm90::walk_mode::none) return {uint32_t(units), uint32_t(p.q_tiles), 0, 0, 0, 0, walk};
+  const int64_t columns = units / p.q_tiles, at_once = p.longest_first && blocks < units ? columns_at_once(a, p, columns, blocks) : columns;
+  const int64_t turns = divide_up(at_once * p.q_tiles, blocks), all = p.longest_first ? divide_up(columns, at_once) * turns : divide_up(units, blocks);
+  return {uint32_t(units), uint32_t(p.q_tiles), uint32_t(p.longest_first), uint32_t(at_once), uint32_t(turns), uint32_t(all), walk};
+}
+
+// Blocks stay and take one tile of queries after the other; lists of rectangles are left to the device's scheduler, one block for each tile.
 uint32_t blocks_for(void* device, const cqsa_attention_leaf& a, int64_t units) {
-  if (a.cu_seqlens_q || a.cu_seqlens_k || a.seqused_k || a.num_rects > 1) return uint32_t(units);
+  if (a.num_rects > 1) return uint32_t(units);
   return uint32_t(smaller(units, facts_of(device).compute_units));
 }
 
@@ -214,6 +231,7 @@ cqsa_status launch_leaf(void* device, const cqsa_attention_leaf* leaf, void* mem
   cqsa_status status = fill_tiles(device, a, {64, v.rows / 64}, memory, bytes, stream, &p.a, &units);
   if (units >= most_units) return sm80_attention.launch(device, leaf, memory, bytes, exec, stream);
   if (status == CQSA_OK && units > 0) {
+    p.page_part = a.page_table ? int32_t(std::gcd(a.page_size, int64_t(v.keys))) : 0;
     p.group_queries = p.a.tile_queries / (v.rows / 64);
     const uint32_t blocks = blocks_for(device, a, units);
     p.order = order_of(a, p.a, units, blocks);

@@ -3,7 +3,7 @@
 // for them; three warps look through values under hidden pairs.
 #pragma once
 
-#include "attention_memory.cuh"
+#include "attention_lengths.cuh"
 
 namespace cqsa::gpu::sm90 {
 
@@ -70,14 +70,57 @@ template <class S> CQSA_DEVICE void send_queries(const params& p, const tile_mem
       copy_box(mem.q(group) + i * S::q_panel, p.q, b.full_q[group], 64 * i, int(f.first_head) * p.q_head, row, int(f.batch) * p.q_item);
   }
 }
+
+// A page outside of the pool hides its keys, and is nowhere for the copy engine, which brings zeros for it. Pages behind the last key may
+// not be asked for.
+template <class S> CQSA_DEVICE int32_t find_pages(const params& p, const tile_memory<S>& mem, const block_facts& f, uint32_t n, const key_tile& t) {
+  const uint32_t size = uint32_t(p.a.page_size), part = uint32_t(p.page_part), bits = (1u << part / gone_keys) - 1;
+  uint32_t page = uint32_t(t.row) / size, row = uint32_t(t.row) - page * size, gone = 0;
+  int32_t* to = mem.pages(n);
+#pragma unroll 4
+  for (uint32_t key = 0; key < S::keys; key += part) {
+    const bool wanted = key < uint32_t(t.keys);
+    const int32_t id = wanted ? page_at(p.a, f.batch, page) : -1;
+    if (wanted && id < 0) gone |= bits << key / gone_keys;
+    *to++ = id;
+    row += part;
+    if (row >= size) row = 0, ++page;
+  }
+  return int32_t(gone << gone_from) | (gone ? int32_t(tile_ragged) : 0);
+}
+
+// Where a tensor's rows of a head are for the copy engine: coordinates of it and of a batch item or a page.
+struct head_place {
+  int head, item;
+};
+// A tile of keys or of values.
+template <class S, int Panels>
+CQSA_DEVICE void copy_tile(const params& p, const tile_memory<S>& mem, const tensor_map& map, block_barrier& full, unsigned char* to, uint32_t n, int64_t first,
+                           const head_place& at, int item_step) {
+  if (p.page_part == 0) {
+    for (int i = 0; i < Panels; ++i) copy_box(to + i * S::k_panel, map, full, 64 * i, int(first), at.head, at.item);
+    return;
+  }
+  const int part = p.page_part;
+  const uint32_t size = uint32_t(p.a.page_size);
+  uint32_t row = uint32_t(first) % size;
+  const int32_t* pages = mem.pages(n);
+#pragma unroll 1
+  for (int key = 0; key < S::keys; key += part) {
+    const int page = *pages++;
+    for (int i = 0; i < Panels; ++i) copy_box(to + i * S::k_panel + key * 128, map, full, 64 * i, int(row), at.head, page < 0 ? -1 : page * item_step);
+    row += part;
+    if (row >= size) row = 0;
+  }
+}
+
 template <class S> CQSA_DEVICE void send_keys(const params& p, const tile_memory<S>& mem, const block_facts& f, uint32_t n, const key_tile& t) {
   block_barriers<S>& b = mem.barriers();
   block_barrier& full = b.full_k[slot_of<S>(n)];
   wait_phase(b.empty_k[slot_of<S>(n)], parity_of<S>(n) ^ 1);
   mem.about_k(n) = t;
   arrive_and_expect(full, S::k_bytes);
-  for (int i = 0; i < S::panels; ++i)
-    copy_box(mem.k(n) + i * S::k_panel, p.k, full, 64 * i, int(t.row), int(f.kv_head) * p.k_head, int(f.batch) * p.k_item);
+  copy_tile<S, S::panels>(p, mem, p.k, full, mem.k(n), n, t.row, {int(f.kv_head) * p.k_head, int(f.batch) * p.k_item}, p.k_item);
 }
 template <class S> CQSA_DEVICE void send_values(const params& p, const tile_memory<S>& mem, const block_facts& f, uint32_t n, const key_tile& t) {
   block_barriers<S>& b = mem.barriers();
@@ -85,8 +128,7 @@ template <class S> CQSA_DEVICE void send_values(const params& p, const tile_memo
   wait_phase(b.empty_v[slot_of<S>(n)], parity_of<S>(n) ^ 1);
   mem.about_v(n) = t;
   arrive_and_expect(full, S::v_bytes);
-  for (int i = 0; i < S::v_panels; ++i)
-    copy_box(mem.v(n) + i * S::k_panel, p.v, full, 64 * i, int(t.row), int(f.kv_head) * p.v_head, int(f.batch) * p.v_item);
+  copy_tile<S, S::v_panels>(p, mem, p.v, full, mem.v(n), n, t.row, {int(f.kv_head) * p.v_head, int(f.batch) * p.v_item}, p.v_item);
 }
 
 // What a block has done so far: tiles of queries that are planned, those whose queries were sent for, tiles of keys.
@@ -94,17 +136,28 @@ struct progress {
   uint32_t turn, units, queries, keys;
 };
 
-// Finds the block's next tile of queries and tells everyone; after the last one that it was the last.
+// The block's next tile of queries; false: there is none.
+template <class S> CQSA_DEVICE bool next_unit(const params& p, const tile_memory<S>& mem, progress& done, unit_place& at) {
+  if (p.order.walk != walk_mode::none) {
+    wait_phase(mem.barriers().full_place, done.units % 2);
+    at = mem.place().at;
+    return mem.place().found;
+  }
+  while (done.turn < p.order.turns)
+    if (find_unit(p.order, gridDim.x, blockIdx.x, done.turn++, at)) return true;
+  return false;
+}
+
+// Finds it and tells everyone; after the last one that it was the last.
 template <class S> CQSA_DEVICE bool plan_unit(const params& p, const tile_memory<S>& mem, progress& done) {
   block_barriers<S>& b = mem.barriers();
   unit_facts& facts = mem.facts(done.units);
   wait_phase(b.empty_facts[done.units % 2], done.units / 2 % 2 ^ 1);
   bool found = false;
-  for (; !found && done.turn < p.order.turns; ++done.turn) {
-    unit_place at;
-    if (!find_unit(p.order, gridDim.x, blockIdx.x, done.turn, at)) continue;
+  unit_place at;
+  while (!found && next_unit<S>(p, mem, done, at)) {
     begin_unit(p, at, facts.f);
-    found = facts.f.rows > 0;
+    found = facts.f.rows > 0 || p.order.walk != walk_mode::none;  // of those that are walked to, each is one's turn
   }
   key_cursor c{0, 0, 0, 0, 0, 0};
   facts.state = int32_t(!found ? unit_state::done : enter_range<S>(p, facts.f, c) ? unit_state::busy : unit_state::empty);
@@ -126,6 +179,7 @@ template <class S> CQSA_DEVICE bool load_unit(const params& p, const tile_memory
     key_tile t = tile_at<S>(c, f);
     more = next_tile<S>(p, f, c);
     if (!more) t.flags |= tile_last;
+    if (p.page_part) t.flags |= find_pages<S>(p, mem, f, done.keys, t);
     send_keys<S>(p, mem, f, done.keys, t);
     if (first) {
       send_queries<S>(p, mem, f, done.queries++);
@@ -148,13 +202,6 @@ template <class S> CQSA_DEVICE void load_block(const params& p, const tile_memor
 
 // ---------------------------------------------------------------------------------------- values that are NaN or Inf
 
-template <int Kind> constexpr uint32_t exponent_mask = Kind == kind_f16 ? 0x7c007c00u : 0x7f807f80u;
-
-// Whether one of two halves is NaN or Inf: adding one to an exponent of all ones carries into the sign.
-template <int Kind> CQSA_DEVICE bool is_wild(uint32_t two) {
-  constexpr uint32_t one = Kind == kind_f16 ? 0x04000400u : 0x00800080u;
-  return (((two & exponent_mask<Kind>) + one) & 0x80008000u) != 0;
-}
 template <int Kind> CQSA_DEVICE uint32_t without_wild(uint32_t two) {
   constexpr uint32_t half = exponent_mask<Kind> & 0xffffu;
   if ((two & half) == half) two &= 0xffff0000u;
@@ -192,20 +239,26 @@ template <class S, int Kind> CQSA_DEVICE void check_tile(const tile_memory<S>& m
   if (lane_now() == 0) arrive(b.empty_v[slot_of<S>(n)]);
 }
 
-// Warp number `warp` of those that look through values.
-template <class S, int Kind> CQSA_DEVICE void check_block(const tile_memory<S>& mem, int warp) {
+// Warp number `warp` of those that look through values. The first one also finds tiles of queries, one ahead of the values that it looks
+// at, where that takes a warp.
+template <class S, int Kind> CQSA_DEVICE void check_block(const params& p, const tile_memory<S>& mem, int warp) {
   block_barriers<S>& b = mem.barriers();
+  const bool walks = warp == 0 && p.order.walk != walk_mode::none;
+  block_walk<S> walk(p);
   uint32_t keys = 0;
+  bool more = false;
   for (uint32_t unit = 0;; ++unit) {
-    wait_phase(b.full_facts[unit % 2], unit / 2 % 2);
-    const unit_state state = unit_state(mem.facts(unit).state);
-    if (state == unit_state::done) return;
-    for (bool more = state == unit_state::busy; more; ++keys) {
+    if (walks) walk.tell_next(mem);
+    for (; more; ++keys) {
       wait_phase(b.full_v[slot_of<S>(keys)], parity_of<S>(keys));
       more = !(mem.about_v(keys).flags & tile_last);
       check_tile<S, Kind>(mem, keys, warp);
     }
-    warp_arrives(b.empty_facts[unit % 2]);
+    if (unit > 0) warp_arrives(b.empty_facts[(unit - 1) % 2]);
+    wait_phase(b.full_facts[unit % 2], unit / 2 % 2);
+    const unit_state state = unit_state(mem.facts(unit).state);
+    if (state == unit_state::done) return;
+    more = state == unit_state::busy;
   }
 }
 

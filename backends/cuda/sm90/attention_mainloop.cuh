@@ -36,6 +36,16 @@ CQSA_DEVICE void start_pv(const tile_memory<S>& mem, uint32_t n, const packed_we
   wgmma_commit();
 }
 
+// Where a row of v is; item < 0: on a missing page.
+struct value_place {
+  int64_t item, row;
+};
+CQSA_DEVICE value_place place_of_value(const params& p, const block_facts& f, int64_t row) {
+  if (p.page_part == 0) return {f.batch, row};
+  const uint32_t page = uint32_t(row) / uint32_t(p.a.page_size);
+  return {page_at(p.a, f.batch, page), row - page * p.a.page_size};
+}
+
 // What NaN and Inf in a tile of v make of the rows that see them, from global memory: they are 0 in shared memory. Slow; nobody waits
 // for it.
 template <class S, int Kind>
@@ -45,7 +55,9 @@ CQSA_DEVICE void add_wild(const params& p, const block_facts& f, const key_tile&
 #pragma unroll 1
   for (int key = 0; key < t.keys; ++key) {
     const bool see[2] = {uint32_t(key - a.begin) < a.count, uint32_t(key - b.begin) < b.count};
-    const char* row = p.a.v.data + 2 * offset_of(p.a.v, f.batch, f.kv_head, t.row + key, 0);
+    const value_place at = place_of_value(p, f, t.row + key);
+    if (at.item < 0) continue;
+    const char* row = p.a.v.data + 2 * offset_of(p.a.v, at.item, f.kv_head, at.row, 0);
 #pragma unroll
     for (int n = 0; n < S::dv / 8; ++n) {
       if (8 * n + column >= p.a.head_dim_v) continue;

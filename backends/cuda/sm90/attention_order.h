@@ -12,12 +12,17 @@
 
 namespace cqsa::gpu::sm90 {
 
+// Whether lengths are such that only the device knows them. Then blocks find their tiles as attention_walk.h says, and take as an item
+// one tile of a column after the other, a late one and the early one that makes up for it, or the last ones of all columns first.
+enum class walk_mode : uint32_t { none, columns, pairs, rows };
+
 struct unit_order {
   uint32_t units, tiles;    // tiles of queries in all, and of a column: batch item, key head and part of its query heads
   uint32_t longest_first;   // late queries have the most keys
   // Then within so many columns, whose keys the L2 cache holds, in so many turns of the blocks.
   uint32_t columns_at_once, turns_of_columns;
   uint32_t turns;           // of a block in all
+  walk_mode walk;           // not none: nothing else of this matters
 };
 struct unit_place {
   uint32_t tile, column;

@@ -2,7 +2,7 @@
 // The Hopper attention kernels: one row of this table each, for host and device. docs/kernels/hopper-attention.md has the reasons.
 #pragma once
 
-#include "attention_order.h"
+#include "attention_walk.h"
 #include "backends/gpu/attention_params.h"
 #include "tensor_map.h"
 
@@ -26,7 +26,7 @@ template <> struct tile_config<256, 256> { static constexpr int groups = 2, keys
 // What the loader tells of a tile of keys. Row with query n sees its keys lo + n <= j < min(hi + n, keys).
 struct key_tile {
   int32_t keys, lo, hi;
-  int32_t flags;    // tile_*
+  int32_t flags;    // tile_*, and from gone_from on a bit for each 16 keys on a missing page
   int64_t row;      // of k and v, of the first key
 };
 enum tile_flag : int32_t {
@@ -36,6 +36,7 @@ enum tile_flag : int32_t {
   tile_early = 8,   // of the first range of keys: no tile in front of it has later ones
   tile_late = 16    // of the last range: no tile behind it has earlier ones
 };
+constexpr int gone_from = 16, gone_keys = 16;
 
 // Of a tile of queries: whether there is one, and whether its queries see keys.
 enum class unit_state : int32_t { done, empty, busy };
@@ -56,9 +57,11 @@ template <int D, int Dv, form Form = form::usual> struct tile_shape {
   static constexpr int q_group_bytes = panels * q_panel, q_bytes = groups * q_group_bytes, k_bytes = panels * k_panel, v_bytes = v_panels * k_panel;
   // Bytes of the parts of shared memory, in this order, from a multiple of 1024 on.
   static constexpr int tiles_bytes = q_bytes + stages * (k_bytes + v_bytes);
-  static constexpr int facts_bytes = 2 * 320, info_bytes = 2 * stages * 32, barrier_bytes = 8 * (4 + 2 * groups + 5 * stages);
+  static constexpr int facts_bytes = 2 * 320, info_bytes = 2 * stages * 32, barrier_bytes = 8 * (5 + 2 * groups + 5 * stages), place_bytes = 16;
+  static constexpr int page_parts = keys / gone_keys, pages_bytes = 2 * 4 * page_parts;
+  static_assert(keys % gone_keys == 0 && page_parts <= 32 - gone_from, "a bit each");
   static_assert((stages & (stages - 1)) == 0, "slots are found by masks");
-  static constexpr int shared_bytes = tiles_bytes + facts_bytes + info_bytes + barrier_bytes + 1024;
+  static constexpr int shared_bytes = tiles_bytes + facts_bytes + info_bytes + barrier_bytes + place_bytes + pages_bytes + 1024;
   static_assert(shared_bytes <= 232448, "of a block on Hopper");
 };
 
@@ -70,6 +73,7 @@ struct params {
   int32_t q_item, q_head, k_item, k_head, v_item, v_head;
   int32_t q_box_bytes;    // of a panel of a warpgroup's rows
   int32_t group_queries;  // queries of a warpgroup
+  int32_t page_part;      // keys of a tile that are on the same page, a multiple of gone_keys; 0: keys are not on pages
   unit_order order;
 };
 

@@ -10,9 +10,8 @@
 
 namespace cqsa::gpu::sm90 {
 
-constexpr float log2_of_e = 1.4426950408889634f;
-
-// The rows of a thread: largest logit so far in natural units, and the thread's part of l.
+// The rows of a thread: largest logit so far in powers of two, which is the reference of the exponents to the bit, so that no size of it
+// sets p off; and the thread's part of l.
 struct thread_rows {
   float m[2], l[2];
 };
@@ -33,14 +32,6 @@ CQSA_DEVICE int first_row() {
   return t / 128 * 64 + t / 32 % 4 * 16 + t % 32 / 4;
 }
 
-CQSA_DEVICE float quad_sum(float x) {
-  x += shuffle_xor<32>(x, 1);
-  return x + shuffle_xor<32>(x, 2);
-}
-
-// Of a row that has seen no key yet: any finite number does, since every p is 2^-inf = 0.
-CQSA_DEVICE float reference_of(float m) { return product_f32(m == -infinity() ? 0.0f : m, log2_of_e); }
-
 struct key_span {
   int begin;
   uint32_t count;
@@ -51,6 +42,14 @@ CQSA_DEVICE key_span visible(const key_tile& t, int query) {
   return {lo, hi > lo ? uint32_t(hi - lo) : 0u};
 }
 
+// Keys on missing pages.
+template <class S> CQSA_DEVICE void hide_gone(const key_tile& t, float (&s)[S::keys / 2]) {
+#pragma unroll
+  for (int n = 0; n < S::keys / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (t.flags >> (gone_from + 8 * n / gone_keys) & 1) s[4 * n + i] = -infinity();
+}
 template <class S> CQSA_DEVICE void hide_logits(const params& p, const key_tile& t, float (&s)[S::keys / 2]) {
   const int column = int(lane_now()) % 4 * 2;
 #pragma unroll
@@ -63,25 +62,19 @@ template <class S> CQSA_DEVICE void hide_logits(const params& p, const key_tile&
       for (int i = 0; i < 2; ++i)
         if (uint32_t(at + 8 * n + i) >= seen.count) s[4 * n + 2 * r + i] = -infinity();
   }
+  if (t.flags >> gone_from) hide_gone<S>(t, s);
 }
 
-// tanh to 3e-7: near 0 by its series, elsewhere by 2^x.
-CQSA_DEVICE float tanh_fast(float x) {
-  const float square = x * x;
-  const float series = x * fma_f32(square, fma_f32(square, fma_f32(square, -17.0f / 315.0f, 2.0f / 15.0f), -1.0f / 3.0f), 1.0f);
-  const float other = 1.0f - 2.0f * reciprocal_f32(1.0f + exp2_f32(x * (2.0f * log2_of_e)));
-  return square < 0.04f ? series : other;
-}
 template <class S> CQSA_DEVICE void cap_logits(const attention_params& p, float (&s)[S::keys / 2]) {
   const float factor = p.softmax_scale / p.softcap;
 #pragma unroll
   for (int n = 0; n < S::keys / 2; ++n) s[n] = p.softcap * tanh_fast(s[n] * factor);
 }
 
-// What logits are multiplied with to be in natural units.
-CQSA_DEVICE float scale_of(const attention_params& p) { return p.softcap > 0 ? 1.0f : p.softmax_scale; }
+// What logits are multiplied with to be exponents of two.
+CQSA_DEVICE float scale_of(const attention_params& p) { return product_f32(p.softcap > 0 ? 1.0f : p.softmax_scale, log2_of_e); }
 
-// What a tile's softmax hands on: references of the exponents in powers of two, and what the sums so far are to be multiplied with.
+// What a tile's softmax hands on: references of the exponents, and what the sums so far are to be multiplied with.
 struct row_factors {
   float reference[2], factor[2];
 };
@@ -104,9 +97,9 @@ template <class S> CQSA_DEVICE row_factors raise_maxima(float scale, const float
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float old = rows.m[r];
-    rows.m[r] = max_f32(old, now[r] * scale);
-    out.reference[r] = reference_of(rows.m[r]);
-    out.factor[r] = exp2_f32(product_f32(old, log2_of_e) - out.reference[r]);
+    rows.m[r] = max_f32(old, product_f32(now[r], scale));
+    out.reference[r] = rows.m[r] == -infinity() ? 0.0f : rows.m[r];  // no key yet: any finite one does, since every p is 2^-inf = 0
+    out.factor[r] = exp2_f32(old - out.reference[r]);
     rows.l[r] *= out.factor[r];
   }
   return out;
@@ -126,11 +119,10 @@ template <class S, int Kind> CQSA_DEVICE void pack_weights(const float (&s)[S::k
 
 // From logits to p.
 template <class S> CQSA_DEVICE void weigh(float scale, const row_factors& factors, thread_rows& rows, float (&s)[S::keys / 2]) {
-  const float scale2 = product_f32(scale, log2_of_e);
   float sum[4] = {rows.l[0], 0.0f, rows.l[1], 0.0f};
 #pragma unroll
   for (int n = 0; n < S::keys / 2; ++n) {
-    s[n] = exp2_f32(fma_f32(s[n], scale2, -factors.reference[n % 4 / 2]));
+    s[n] = exp2_f32(fma_f32(s[n], scale, -factors.reference[n % 4 / 2]));
     sum[n % 4] += s[n];
   }
 #pragma unroll

@@ -50,6 +50,9 @@ CQSA_DEVICE void copy_box(void* shared, const tensor_map& map, block_barrier& b,
 CQSA_DEVICE void meet(int number, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
 CQSA_DEVICE void pass(int number, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
 
+CQSA_DEVICE uint32_t sum_of_warp(uint32_t x) { return __reduce_add_sync(0xffffffffu, x); }
+CQSA_DEVICE uint32_t largest_of_warp(uint32_t x) { return __reduce_max_sync(0xffffffffu, x); }
+
 // The registers of each thread of this warpgroup from here on, a multiple of 8.
 template <int Count> CQSA_DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count)); }
 template <int Count> CQSA_DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count)); }
