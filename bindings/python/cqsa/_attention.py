@@ -12,8 +12,8 @@ from ._context import context_for
 from ._errors import ERROR_DEVICE, ERROR_INVALID_ARGUMENT, error_for
 from ._jax import DeviceMemory
 from ._plan import plan_handle, plan_line, plan_numbers, run_numbers
-from ._queue import Queue, Target, choose
-from ._sources import device_of, new_like, output_of, view_of
+from ._queue import Queue, Target, choose, choose_in_place
+from ._sources import new_like, output_of, view_of
 from ._views import Records, View, device_name
 
 if TYPE_CHECKING:
@@ -470,8 +470,7 @@ def attention_merge(out_a: Operand, lse_a: Operand, out_b: Operand, lse_b: Opera
     empty: the other one is returned as it is.
     """
     given = (("out_a", out_a), ("lse_a", lse_a), ("out_b", out_b), ("lse_b", lse_b))
-    on_device = any(device_of(value) is not None for _, value in given)
-    target = choose("auto" if on_device else "cpu", None, *given)
+    target = choose_in_place("auto", None, *given)
     views = [view_of(array, name, target.queue) for name, array in given]
     out, lse = (new_like(views[0], view.shape, _ffi.DTYPE_F32) for view in views[:2])
     views += [output_of(out, "out", target.queue), output_of(lse, "lse", target.queue)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional, Tuple
 from . import _arrays, _ffi, _torch
 from ._errors import ERROR_DTYPE, ERROR_INVALID_ARGUMENT, ERROR_SHAPE, error_for
 from ._jax import DeviceMemory
-from ._queue import Target, choose
+from ._queue import Target, choose_in_place
 from ._sources import new_like, output_of, view_of
 from ._views import Records, View, type_name
 
@@ -46,7 +46,7 @@ def kv_append(
     dtype: what the bits of uint16 arrays are, as in attention().
     stream: as in attention(); on a device the work is queued.
     """
-    target = choose(backend, stream, ("pool", pool), ("x", x), ("cells", cells), ("page_table", page_table))
+    target = choose_in_place(backend, stream, ("pool", pool), ("x", x), ("cells", cells), ("page_table", page_table))
     names = _arrays.dtype_names(dtype)
     rows = view_of(x, "x", target.queue)
     call = _Call(target, names, format, kv_group)
@@ -77,7 +77,7 @@ def kv_gather(
     Arguments as in kv_append(). out: array to write, float32, float16 or bfloat16; None makes one of the pool's type, float32 for
     int8 and q4_0. Rows of a q4_0 cache come back rotated: hadamard() turns them.
     """
-    target = choose(backend, stream, ("pool", pool), ("out", out), ("cells", cells), ("page_table", page_table))
+    target = choose_in_place(backend, stream, ("pool", pool), ("out", out), ("cells", cells), ("page_table", page_table))
     call = _Call(target, _arrays.dtype_names(dtype), format, kv_group)
     cache = view_of(pool, "pool", target.queue)
     call.pool(cache)
@@ -98,7 +98,7 @@ def hadamard(x: Operand, *, out: Any = None, dtype: DtypeName = None, backend: s
     x: float32, float16 or bfloat16, 1 to 4 axes, the last of a power of two up to 4096. out: array to write, which may be x itself; None
     makes one like x. Sums in float32.
     """
-    target = choose(backend, stream, ("x", x), ("out", out))
+    target = choose_in_place(backend, stream, ("x", x), ("out", out))
     names = _arrays.dtype_names(dtype)
     view = view_of(x, "x", target.queue)
     made = new_like(view, view.shape) if out is None else out

@@ -146,6 +146,13 @@ def choose(backend: str, stream: Any, *operands: Tuple[str, Any]) -> Target:
     return target
 
 
+def choose_in_place(backend: str, stream: Any, *operands: Tuple[str, Any]) -> Target:
+    """choose() for what only computes where its operands are: "auto" is the CPU when none of them is on a device."""
+    if backend == "auto" and all(value is None or type(value) is np.ndarray or device_of(value) is None for _, value in operands):
+        backend = "cpu"
+    return choose(backend, stream, *operands)
+
+
 _plain: Dict[int, Target] = {}  # of calls whose operands are all in host memory; contexts live for ever
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from . import _arrays, _ffi, _torch
 from ._errors import ERROR_DTYPE, ERROR_INDEX, ERROR_INVALID_ARGUMENT, ERROR_SHAPE, error_for
 from ._jax import DeviceMemory
-from ._queue import Queue, Target, choose
+from ._queue import Queue, Target, choose_in_place
 from ._sources import device_of, new_like, output_of, view_of
 from ._views import Records, View, of_numpy, type_name
 
@@ -60,7 +60,7 @@ def attention_selected(
     if return_lse and out is not None and not (isinstance(out, tuple) and len(out) == 2):
         raise error_for(ERROR_INVALID_ARGUMENT, "out is one array, wanted (out, lse) because of return_lse")
     given, given_lse = out if return_lse and out is not None else (out, None)
-    target = choose(backend, stream, ("q", q), ("k", k), ("v", v), ("cells", cells), ("counts", counts), ("page_table", page_table),
+    target = choose_in_place(backend, stream, ("q", q), ("k", k), ("v", v), ("cells", cells), ("counts", counts), ("page_table", page_table),
                     ("out", given))
     call = _Call(target, _arrays.dtype_names(dtype))
     call.numbers(softmax_scale, precision, kv_group, check)
