@@ -12,7 +12,7 @@
 
 namespace cqsa::bench {
 
-inline cudaKernel_t loaded[int(gpu::kernel_id::count)];
+static cudaKernel_t loaded[int(gpu::kernel_id::count)];
 
 const void* code_of(gpu::kernel_id kernel) { return reinterpret_cast<const void*>(loaded[int(kernel)]); }
 

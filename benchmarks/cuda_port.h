@@ -34,8 +34,9 @@ inline const char* name_of(gpu::kernel_id kernel) {
   return names[int(kernel)];
 }
 
-inline gpu::device_facts this_device{32, 0, 65536, 0, 0};
-inline const char* last_kernel = "";  // that was launched
+// static: an inline variable would be one for all libraries that a script has loaded.
+static gpu::device_facts this_device{32, 0, 65536, 0, 0};
+static const char* last_kernel = "";  // that was launched
 
 // Device 0 in numbers; for kernels of this tier.
 inline void open_device(int32_t tier) {
