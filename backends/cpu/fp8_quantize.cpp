@@ -111,7 +111,7 @@ void fill_slots(quantization& q, fp8_side_pass& side) {
     const int64_t r = side.per_group ? q.pass.group0 + s : 0;
     fp8::scale_pair pair;
     if (q.job.source == CQSA_FP8_CURRENT) pair = fp8::scale_of(amax_of(q.slot_amax[s]), job_rule(q.job, *side.side));
-    else pair.scale = given_scale(q.job, *side.side, r, 0), pair.scale_inv = 1.0f / pair.scale;
+    else pair = given_scale(q.job, *side.side, r, 0);
     store_scale(side.side->scale, r, 0, pair.scale);
     store_scale(side.side->scale_inv, r, 0, pair.scale_inv);
     side.slots[s] = pair.scale;

@@ -43,8 +43,7 @@ rectangle block_of(const reference_job& x, const cqsa_scale_grid& g, int64_t r, 
 
 fp8::scale_pair scale_of_block(const reference_job& x, const cqsa_fp8_output& side, int64_t r, int64_t c) {
   if (x.job.source == CQSA_FP8_CURRENT) return fp8::scale_of(amax_of(largest_bits(x.job, block_of(x, side.scale, r, c))), job_rule(x.job, side));
-  const float scale = given_scale(x.job, side, r, c);
-  return {scale, 1.0f / scale, 0};
+  return given_scale(x.job, side, r, c);
 }
 
 // ---- elements ---------------------------------------------------------------------------------------------------------------
@@ -137,10 +136,8 @@ namespace {
 
 bool are_scales(const cqsa_scale_grid& g) {
   for (int64_t r = 0; g.data && r < g.rows; ++r)
-    for (int64_t c = 0; c < g.columns; ++c) {
-      const float scale = load_scale(g, r, c);
-      if (!(scale > 0) || !fp8::is_finite(scale)) return false;
-    }
+    for (int64_t c = 0; c < g.columns; ++c)
+      if (!fp8::is_scale(load_scale(g, r, c))) return false;
   return true;
 }
 
@@ -168,7 +165,7 @@ cqsa_status fp8_check_jobs(const cqsa_fp8_quantize_leaf* leaf) {
     if (job.ring.state && !fp8_ring_is_sound(job.ring)) return fail(CQSA_ERROR_INVALID_ARGUMENT, "the memory of a ring holds another ring, or none");
     const bool known = job.source == CQSA_FP8_STATIC;
     if (known && !(are_scales(job.row.scale_in) && are_scales(job.transposed.scale_in)))
-      return fail(CQSA_ERROR_INVALID_ARGUMENT, "a scale of scale_in is not finite, or not larger than 0");
+      return fail(CQSA_ERROR_INVALID_ARGUMENT, "a scale of scale_in is not in [2^-126, FLT_MAX]");
   }
   return CQSA_OK;
 }

@@ -3,6 +3,8 @@
 #include "fp8_element.h"
 #include "fp8_job.h"
 
+#include <algorithm>
+
 namespace cqsa::cpu {
 namespace {
 
@@ -33,9 +35,9 @@ void begin_ring(const cqsa_fp8_ring& ring, float amax) {
 
 float largest_in_history(const cqsa_fp8_ring& ring) {
   const float* const history = history_of(ring);
-  float most = 0;
-  for (int32_t n = 0; n < ring.hist_len; ++n) most = history[n] > most ? history[n] : most;
-  return most;
+  uint32_t most = 0;
+  for (int32_t n = 0; n < ring.hist_len; ++n) most = std::max(most, fp8::amax_bits(history[n]));
+  return fp8::float_of(most);
 }
 
 void fold(const cqsa_fp8_ring_leaf& leaf, int64_t n) {
@@ -54,7 +56,7 @@ bool fp8_ring_is_sound(const cqsa_fp8_ring& ring) { return fp8::is_ring(state_of
 
 void fp8_ring_take(const cqsa_fp8_ring& ring, float amax) {
   ring_state& state = state_of(ring);
-  if (!fp8::is_finite(amax)) {
+  if (!fp8::is_amax(amax)) {
     ++state.refused;
     return;
   }
@@ -66,7 +68,7 @@ void fp8_ring_take(const cqsa_fp8_ring& ring, float amax) {
 
 void fp8_ring_stage(const cqsa_fp8_ring& ring, float amax) {
   ring_state& state = state_of(ring);
-  if (!fp8::is_finite(amax)) ++state.refused;
+  if (!fp8::is_amax(amax)) ++state.refused;
   else if (amax > state.staged) state.staged = amax;
 }
 

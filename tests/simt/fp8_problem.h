@@ -135,24 +135,25 @@ inline fp8::ring_state& state_of(const cqsa_fp8_ring& r) { return *static_cast<f
 inline void take(const cqsa_fp8_ring& r, float amax) {
   fp8::ring_state& s = state_of(r);
   float* const history = reinterpret_cast<float*>(&s + 1);
-  if (!std::isfinite(amax)) return void(++s.refused);
+  if (!std::isfinite(amax) || amax < 0) return void(++s.refused);
   history[s.index] = amax, s.index = (s.index + 1) % s.hist_len;
   float most = 0;
-  for (int n = 0; n < s.hist_len; ++n) most = std::max(most, history[n]);
+  for (int n = 0; n < s.hist_len; ++n) most = std::isfinite(history[n]) ? std::max(most, history[n]) : most;
   if (s.algorithm == CQSA_FP8_RING_MOST_RECENT) most = amax;
   if (most == 0) return;
   const fp8::scale_pair pair = fp8::scale_of(most, {s.format, s.margin, s.pow2, 0, 0});
   s.scale = pair.scale, s.scale_inv = pair.scale_inv;
 }
 
+inline float clamp_scale(float x) { return std::min(std::max(x, 0x1p-126f), 0x1.fffffep127f); }
 inline fp8::scale_pair scale_for(const cqsa_fp8_job& j, const cqsa_fp8_output& o, const cqsa_fp8_output& first, int64_t r, int64_t c) {
   if (j.source == CQSA_FP8_STATIC) {
-    const float scale = o.scale_in.data ? load_scale(o.scale_in, r, c) : load_scale(first.scale_in, r, c) * o.ratio;
+    const float scale = o.scale_in.data ? load_scale(o.scale_in, r, c) : clamp_scale(load_scale(first.scale_in, r, c) * o.ratio);
     return {scale, 1.0f / scale, 0};
   }
   if (j.source == CQSA_FP8_RING) {
     if (o.ratio == 1) return {state_of(j.ring).scale, state_of(j.ring).scale_inv, 0};
-    const float scale = state_of(j.ring).scale * o.ratio;
+    const float scale = clamp_scale(state_of(j.ring).scale * o.ratio);
     return {scale, 1.0f / scale, 0};
   }
   return fp8::scale_of(amax_of(j, &o.scale, r, c), {o.codes.dtype, j.margin, (j.flags & CQSA_FP8_POW2) || powers(o.scale_inv), j.eps, j.amax_limit});
@@ -333,7 +334,7 @@ inline void add_side(problem& p, draw& d, cqsa_fp8_output& o, const wishes& w, b
   if (j.source != CQSA_FP8_STATIC) return;
   o.scale_in = grid(p, d, b[0], b[1], CQSA_DTYPE_F32, 0, true, each);
   for (int64_t r = 0; r < o.scale.rows; ++r)
-    for (int64_t c = 0; c < o.scale.columns; ++c) store_scale(o.scale_in, r, c, float(1 + d.to(1000)) / float(1 + d.to(50)));
+    for (int64_t c = 0; c < o.scale.columns; ++c) store_scale(o.scale_in, r, c, powers(o.scale_inv) ? std::ldexp(1.0f, int(d.to(16)) - 8) : float(1 + d.to(1000)) / float(1 + d.to(50)));
 }
 
 inline problem make(uint64_t seed, const wishes& w = {}) {
@@ -372,7 +373,7 @@ inline problem make(uint64_t seed, const wishes& w = {}) {
   if (sides & 1) add_side(p, d, j.row, w, false, groups);
   if (sides & 2) add_side(p, d, j.transposed, w, true, groups);
   cqsa_fp8_output& second = j.transposed;
-  if (sides == 3 && (j.source == CQSA_FP8_RING || (j.source == CQSA_FP8_STATIC && d.one_in(2) && second.scale.rows == j.row.scale.rows && second.scale.columns == j.row.scale.columns))) {
+  if (sides == 3 && (j.source == CQSA_FP8_RING || (j.source == CQSA_FP8_STATIC && d.one_in(2) && !powers(second.scale_inv) && second.scale.rows == j.row.scale.rows && second.scale.columns == j.row.scale.columns))) {
     second.scale_in.data = nullptr;
     second.ratio = fp8::largest_of(second.codes.dtype) / fp8::largest_of(j.row.codes.dtype);
   }

@@ -78,6 +78,9 @@ TEST_CASE("fp8 calls: what quantize refuses, and how", "[fp8]") {
       {"source", [](args_type& a) { a.source = 3; }, CQSA_ERROR_UNKNOWN_FLAG, "args->source is 3, wanted CQSA_FP8_CURRENT, _STATIC or _RING"},
       {"no static scale", [](args_type& a) { a.source = CQSA_FP8_STATIC; }, CQSA_ERROR_NULL_POINTER,
        "args->row.scale_in is NULL, but args->source is CQSA_FP8_STATIC"},
+      {"static powers of two", [&](args_type& a) {
+         a.source = CQSA_FP8_STATIC, a.flags = CQSA_FP8_POW2, a.row.scale_in = c.scale_in.tensor(), a.transposed.scale_in = c.turned_in.tensor();
+       }, CQSA_ERROR_INVALID_ARGUMENT, "args->flags has CQSA_FP8_POW2, but the scales of args->row.out are those of args->row.scale_in: wanted E8M0 in"},
       {"needless static scale", [&](args_type& a) { a.row.scale_in = c.scale_in.tensor(); }, CQSA_ERROR_INVALID_ARGUMENT,
        "args->row.scale_in is given, but args->source is not CQSA_FP8_STATIC: wanted NULL"},
       {"no ring", [](args_type& a) { a.source = CQSA_FP8_RING; }, CQSA_ERROR_NULL_POINTER, "args->ring is NULL, but args->source is CQSA_FP8_RING"},
@@ -122,17 +125,26 @@ TEST_CASE("fp8 calls: values that a host can look at", "[fp8]") {
   c.args.source = CQSA_FP8_STATIC, c.args.row.scale_in = c.scale_in.tensor(), c.args.transposed.scale_in = c.turned_in.tensor();
   const args_type good = c.args;
   REQUIRE(cqsa_fp8_quantize(cpu_context(), &good, nullptr) == CQSA_OK);
-  for (const double bad : {0.0, -1.5, HUGE_VAL, std::nan("")}) {
+  for (const double bad : {0.0, -1.5, HUGE_VAL, std::nan(""), 1e-39}) {
     c.scale_in.set(3, bad);
     const auto before = c.snapshot();
     CHECK(cqsa_fp8_quantize(cpu_context(), &good, nullptr) == CQSA_ERROR_INVALID_ARGUMENT);
     INFO(said());
-    CHECK((said().find("args->row.scale_in is ") == 0 && said().find("at [1, 1], wanted a finite number above 0") != std::string::npos));
+    CHECK((said().find("args->row.scale_in is ") == 0 && said().find("at [1, 1], wanted a number from 2^-126 to FLT_MAX") != std::string::npos));
     CHECK(c.snapshot() == before);
     const args_type* const many[] = {&good};
     CHECK(cqsa_fp8_quantize_many(cpu_context(), many, 1, nullptr) == CQSA_ERROR_INVALID_ARGUMENT);
     CHECK(said().find("args[0]->row.scale_in is ") == 0);
   }
+  c.scale_in.set(3, 1.5);
+  array bytes(CQSA_DTYPE_E8M0FNU, {6, 2});
+  args_type powers = good;
+  powers.row.scale_inv = bytes.tensor();
+  CHECK(cqsa_fp8_quantize(cpu_context(), &powers, nullptr) == CQSA_ERROR_INVALID_ARGUMENT);
+  CHECK(said() == "args->row.scale_in is 1.5 at [0, 0], wanted a power of two, as args->row.scale_inv holds powers of two");
+  for (int64_t i = 0; i < 12; ++i) c.scale_in.set(i, i % 2 ? 0x1p-126 : 0x1p127);
+  CHECK(cqsa_fp8_quantize(cpu_context(), &powers, nullptr) == CQSA_OK);
+  CHECK((bytes.memory()[0] == 0 && static_cast<uint8_t>(bytes.memory()[1]) == 253));
   c.skip.set(0, 1);
   const auto before = c.snapshot();
   CHECK(cqsa_fp8_quantize(cpu_context(), &good, nullptr) == CQSA_OK);
@@ -184,6 +196,7 @@ TEST_CASE("fp8 calls: what rings refuse", "[fp8]") {
   refuse([](a&, r& x) { x.state = static_cast<char*>(x.state) + 4; }, CQSA_ERROR_WORKSPACE, "args->ring->state is not aligned to 64 bytes");
   refuse([](a&, r& x) { --x.bytes; }, CQSA_ERROR_WORKSPACE, "args->ring->bytes is 75, this ring needs 76");
   refuse([](a&, r& x) { *static_cast<char*>(x.state) = 1; }, bad, "args->ring->state is not a ring: it begins with 0x");
+  refuse([](a& x, r&) { x.flags = CQSA_FP8_POW2; }, bad, "args->flags has CQSA_FP8_POW2, but args->ring has not");
   refuse([](a& x, r&) { x.row.block[0] = 1; }, bad, "args->row.block is {1, 0}, wanted {0, 0} with CQSA_FP8_RING");
   refuse([&](a& x, r&) { x.groups = c.groups.tensor(); }, bad, "args->groups is given, but args->source is CQSA_FP8_RING");
   refuse([](a& x, r&) { x.source = CQSA_FP8_CURRENT; }, bad, "args->ring is given, but args->source is not CQSA_FP8_RING: wanted NULL");

@@ -127,6 +127,10 @@ cqsa_status check_side(const args_type& a, const cqsa_fp8_side& side, const side
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s is given, but args->source is not CQSA_FP8_STATIC: wanted NULL", names.scale_in);
   if (!side.scale_in && a.source == CQSA_FP8_STATIC)
     return fail(CQSA_ERROR_NULL_POINTER, "%s is NULL, but args->source is CQSA_FP8_STATIC", names.scale_in);
+  const bool bytes = side.scale_inv && side.scale_inv->dtype != CQSA_DTYPE_F32;  // whose values are checked
+  if ((a.flags & CQSA_FP8_POW2) && a.source == CQSA_FP8_STATIC && !bytes)
+    return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->flags has CQSA_FP8_POW2, but the scales of %s are those of %s: wanted E8M0 in %s, or no flag", names.out,
+                names.scale_in, names.scale_inv);
   return CQSA_OK;
 }
 
@@ -204,6 +208,8 @@ cqsa_status check_ring_scales(const cqsa_fp8_output& out, const side_names& name
 
 cqsa_status take_job_ring(operand_list& list, const args_type& a, cqsa_fp8_job& job) {
   CQSA_TRY(take_ring(a.ring, "args->ring", job.ring));
+  if ((a.flags & CQSA_FP8_POW2) && !(job.ring.flags & CQSA_FP8_POW2))
+    return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->flags has CQSA_FP8_POW2, but args->ring has not, which says what its scales are");
   const cqsa_tensor& first = a.row.out ? *a.row.out : *a.transposed.out;
   if (job.ring.format != first.dtype)
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->ring->format is %s, wanted %s, as %s", dtype_name(job.ring.format), dtype_name(first.dtype),
@@ -249,8 +255,7 @@ cqsa_status take_small(operand_list& list, const args_type& a, const shape_of_x&
 }
 
 void fill_numbers(const args_type& a, const shape_of_x& shape, const groups_view& groups, cqsa_fp8_job& job) {
-  const bool implied = is_e8m0(job.row.scale_inv) || is_e8m0(job.transposed.scale_inv);
-  job.flags = a.flags | (implied ? static_cast<uint32_t>(CQSA_FP8_POW2) : 0u);
+  job.flags = a.flags;  // E8M0 implies CQSA_FP8_POW2 for its side alone
   job.source = a.source, job.nan_policy = a.nan_policy, job.margin = a.margin;
   job.eps = a.eps, job.amax_limit = a.amax_limit;
   job.groups = groups.data, job.groups_dtype = groups.dtype, job.groups_stride = groups.stride, job.num_groups = groups.count;
@@ -292,14 +297,18 @@ cqsa_status bind_job(operand_list& list, const args_type& a, cqsa_fp8_job& job, 
 
 namespace {
 
-cqsa_status check_static(const cqsa_scale_grid& grid, const char* name) {
+// powers: scale_inv holds powers of two.
+cqsa_status check_static(const cqsa_scale_grid& grid, bool powers, const side_names& names) {
   for (int64_t r = 0; grid.data && r < grid.rows; ++r)
     for (int64_t c = 0; c < grid.columns; ++c) {
       float scale;
       std::memcpy(&scale, static_cast<const char*>(grid.data) + 4 * (r * grid.stride[0] + c * grid.stride[1]), sizeof scale);
-      if (!(scale > 0) || !std::isfinite(scale))
-        return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s is %g at [%" PRId64 ", %" PRId64 "], wanted a finite number above 0", name,
+      if (!is_scale(scale))
+        return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s is %g at [%" PRId64 ", %" PRId64 "], wanted a number from 2^-126 to FLT_MAX", names.scale_in,
                     static_cast<double>(scale), r, c);
+      if (powers && !is_power_of_two(scale))
+        return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s is %g at [%" PRId64 ", %" PRId64 "], wanted a power of two, as %s holds powers of two",
+                    names.scale_in, static_cast<double>(scale), r, c, names.scale_inv);
     }
   return CQSA_OK;
 }
@@ -312,8 +321,8 @@ cqsa_status check_job_values(const cqsa_fp8_job& job) {
   if (skip != 0) return CQSA_OK;
   if (job.groups) CQSA_TRY(check_groups({job.groups, job.groups_dtype, job.groups_stride, job.num_groups}, job.batch * job.rows));
   if (job.source != CQSA_FP8_STATIC) return CQSA_OK;
-  CQSA_TRY(check_static(job.row.scale_in, row_names.scale_in));
-  return check_static(job.transposed.scale_in, transposed_names.scale_in);
+  CQSA_TRY(check_static(job.row.scale_in, is_e8m0(job.row.scale_inv), row_names));
+  return check_static(job.transposed.scale_in, is_e8m0(job.transposed.scale_inv), transposed_names);
 }
 
 }  // namespace cqsa::fp8
