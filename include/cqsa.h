@@ -934,7 +934,7 @@ typedef struct cqsa_fp8_quantize_args {
   const cqsa_tensor *x; /* F32, F16, BF16 [rows, cols] or [batch, rows, cols], any strides; a batch counts as batch * rows rows. Or codes of a
                          * format with x_scale_inv: requantization */
   const cqsa_tensor *x_scale_inv; /* x of codes: F32 strided, of blocks x_block; otherwise NULL */
-  int64_t x_block[2];
+  int64_t x_block[2];  /* of x_scale_inv, else {0, 0} */
   const cqsa_tensor *up; /* with CQSA_FP8_SILU: x's type and shape; otherwise NULL */
   cqsa_fp8_side row;        /* out: x's shape */
   cqsa_fp8_side transposed; /* out: [cols, batch * rows]. Both from one reading of x */
@@ -943,7 +943,7 @@ typedef struct cqsa_fp8_quantize_args {
   int32_t margin;      /* CURRENT: -64..64. A ring has its own */
   float eps;           /* CURRENT, see above; >= 0 */
   float amax_limit;    /* likewise */
-  float reserved;
+  float reserved;      /* 0, as every reserved field here */
   const cqsa_fp8_ring *ring; /* RING: of row.out's format; transposed.out of another format uses scale * (its fp8_max / fp8_max of the ring's), clamped
                               * to [2^-126, FLT_MAX]; as E8M0 that ratio must be a power of two */
   const cqsa_tensor *groups; /* NULL, or I32 or I64 [num_groups + 1] rows, never falling, from 0 to at most all: with block {0, 0} each group of rows has a
@@ -1056,14 +1056,14 @@ typedef struct cqsa_fp8_gemm_args {
   const cqsa_tensor *a;           /* E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ [m, k] or [batch, m, k], any strides; fastest with k compact */
   const cqsa_tensor *b;           /* likewise [n, k] or [batch, n, k], of its own format */
   const cqsa_tensor *scale_inv_a; /* F32 strided, or NULL for 1: of blocks block_a of a: {0, 0}, {1, 0} (each row), {1, 128}. With a batch three axes,
-                                   * the first of size batch or 1, unless it is one scale for all */
+                                   * the first of size batch or 1; or two, or one scale, for all of the batch */
   const cqsa_tensor *scale_inv_b; /* of blocks block_b of b: {0, 0}, {1, 0} (each n), {1, 128}, {128, 128} */
   int64_t block_a[2];
   int64_t block_b[2];
   const cqsa_tensor *c;           /* d's shape, F32, F16, BF16; NULL exactly when beta is 0. May be exactly d */
   const cqsa_tensor *bias;        /* F32, F16, BF16 [n], or NULL */
   const cqsa_tensor *d;           /* output, F32, F16, BF16, or a format: then codes of d * d_scale, saturated */
-  const cqsa_tensor *d_scale;     /* F32, one element, for codes; NULL: 1 */
+  const cqsa_tensor *d_scale;     /* F32, one element, for codes, finite and > 0 (a host backend looks); NULL: 1 */
   const cqsa_tensor *d_amax;      /* output, F32, one element: largest |d| before d_scale; or NULL */
   double alpha;                   /* 0 counts as 1: zeroed args mean d = a b^T */
   double beta;

@@ -112,11 +112,6 @@ struct fp8_groups {
   int64_t end(int64_t g) const { return begin(g + 1) < begin(g) ? begin(g) : begin(g + 1); }
 };
 
-// Whether the scales of a grid belong to groups: {0, 0} came here as all rows, {1, ..} as single rows, and both may be one row.
-inline bool scale_per_group(const fp8_groups& groups, const cqsa_scale_grid& g) {
-  return groups.data && (g.block[0] > 1 || g.rows != groups.rows);
-}
-
 // ---- elements of a quantization -----------------------------------------------------------------------------------------------
 
 inline float silu(float x) { return x / (1.0f + std::exp(-x)); }

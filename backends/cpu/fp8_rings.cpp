@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rings of amaxes, scales from amaxes, layouts of scales, workspaces: what of FP8 is small.
 #include "fp8_element.h"
+#include "fp8_float_mode.h"
 #include "fp8_job.h"
 
 #include <algorithm>
@@ -73,6 +74,7 @@ void fp8_ring_stage(const cqsa_fp8_ring& ring, float amax) {
 }
 
 cqsa_status fp8_rings(void*, const cqsa_fp8_ring_leaf* leaf, const cqsa_exec*, void*) {
+  const plain_floats mode;
   for (int64_t n = 0; n < leaf->count && leaf->what != CQSA_FP8_RINGS_INIT; ++n)
     if (!fp8_ring_is_sound(leaf->rings[n])) return fail(CQSA_ERROR_INVALID_ARGUMENT, "the memory of a ring holds another ring, or none");
   for (int64_t n = 0; n < leaf->count; ++n) {
@@ -84,6 +86,7 @@ cqsa_status fp8_rings(void*, const cqsa_fp8_ring_leaf* leaf, const cqsa_exec*, v
 }
 
 cqsa_status fp8_scale(void*, const cqsa_fp8_scale_leaf* leaf, const cqsa_exec*, void*) {
+  const plain_floats mode;
   const cqsa_scale_grid& from = leaf->amax.data ? leaf->amax : leaf->scale_inv_in;
   const bool pow2 = leaf->pow2 || has_power_scales(leaf->scale_inv);
   const fp8::scale_rule rule{leaf->format, leaf->margin, pow2, leaf->eps, leaf->amax_limit};

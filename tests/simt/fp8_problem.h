@@ -103,9 +103,8 @@ inline int64_t group_at(const cqsa_fp8_job& j, int64_t g) {
   return static_cast<const int32_t*>(j.groups)[g * j.groups_stride];
 }
 inline int64_t used_rows(const cqsa_fp8_job& j) { return j.groups ? group_at(j, j.num_groups) : j.batch * j.rows; }
-inline bool per_group(const cqsa_fp8_job& j, const cqsa_scale_grid& g) { return j.groups && (g.block[0] > 1 || g.rows != j.batch * j.rows); }
-inline int64_t block_row(const cqsa_fp8_job& j, const cqsa_scale_grid& g, int64_t i) {
-  if (!per_group(j, g)) return i / g.block[0];
+inline int64_t block_row(const cqsa_fp8_job& j, const cqsa_scale_grid& g, bool per_group, int64_t i) {
+  if (!per_group) return i / g.block[0];
   int64_t r = 0;
   while (r + 1 < j.num_groups && group_at(j, r + 1) <= i) ++r;
   return r;
@@ -121,10 +120,10 @@ inline float nan_max(float a, float b) { return std::isnan(a) || std::isnan(b) ?
 inline float counted(const cqsa_fp8_job& j, float x) { return j.nan_policy == CQSA_FP8_NAN_IGNORE && !std::isfinite(x) ? 0 : std::fabs(x); }
 
 // Largest magnitude of a block of a grid.
-inline float amax_of(const cqsa_fp8_job& j, const cqsa_scale_grid* g, int64_t r, int64_t c) {
+inline float amax_of(const cqsa_fp8_job& j, const cqsa_scale_grid* g, int64_t r, int64_t c, bool per_group = false) {
   float most = 0;
   for (int64_t i = 0; i < used_rows(j); ++i) {
-    if (g && block_row(j, *g, i) != r) continue;
+    if (g && block_row(j, *g, per_group, i) != r) continue;
     for (int64_t k = 0; k < j.columns; ++k)
       if (!g || k / g->block[1] == c) most = nan_max(most, counted(j, element(j, i, k)));
   }
@@ -156,7 +155,7 @@ inline fp8::scale_pair scale_for(const cqsa_fp8_job& j, const cqsa_fp8_output& o
     const float scale = clamp_scale(state_of(j.ring).scale * o.ratio);
     return {scale, 1.0f / scale, 0};
   }
-  return fp8::scale_of(amax_of(j, &o.scale, r, c), {o.codes.dtype, j.margin, (j.flags & CQSA_FP8_POW2) || powers(o.scale_inv), j.eps, j.amax_limit});
+  return fp8::scale_of(amax_of(j, &o.scale, r, c, o.per_group), {o.codes.dtype, j.margin, (j.flags & CQSA_FP8_POW2) || powers(o.scale_inv), j.eps, j.amax_limit});
 }
 
 inline void side(const cqsa_fp8_job& j, const cqsa_fp8_output& o, const cqsa_fp8_output& first) {
@@ -164,13 +163,13 @@ inline void side(const cqsa_fp8_job& j, const cqsa_fp8_output& o, const cqsa_fp8
   for (int64_t r = 0; r < o.scale.rows; ++r)
     for (int64_t c = 0; c < o.scale.columns; ++c) {
       pairs.push_back(scale_for(j, o, first, r, c));
-      if (j.groups && !per_group(j, o.scale) && r >= used_rows(j)) continue;  // a row in no group
+      if (j.groups && !o.per_group && r >= used_rows(j)) continue;  // a row in no group
       store_scale(o.scale, r, c, pairs.back().scale), store_scale(o.scale_inv, r, c, pairs.back().scale_inv);
     }
   clear_padding(o.scale_inv);
   for (int64_t i = 0; i < used_rows(j); ++i)
     for (int64_t c = 0; c < j.columns; ++c) {
-      const float x = element(j, i, c), y = x * pairs[size_t(block_row(j, o.scale, i) * o.scale.columns + c / o.scale.block[1])].scale;
+      const float x = element(j, i, c), y = x * pairs[size_t(block_row(j, o.scale, o.per_group, i) * o.scale.columns + c / o.scale.block[1])].scale;
       const bool saturate = !(j.flags & CQSA_FP8_NO_SATURATE);
       uint8_t code = code_of(y, o.codes.dtype, saturate);
       bool large = overflows(y, o.codes.dtype);
@@ -330,7 +329,7 @@ inline void add_side(problem& p, draw& d, cqsa_fp8_output& o, const wishes& w, b
   const cqsa_dtype type = d.one_in(3) ? CQSA_DTYPE_E8M0FNU : CQSA_DTYPE_F32;
   o.scale = grid(p, d, b[0], b[1], CQSA_DTYPE_F32, 0, !d.one_in(3), each);
   o.scale_inv = grid(p, d, b[0], b[1], type, layout, !d.one_in(4), each);
-  o.ratio = 1;
+  o.ratio = 1, o.per_group = each;
   if (j.source != CQSA_FP8_STATIC) return;
   o.scale_in = grid(p, d, b[0], b[1], CQSA_DTYPE_F32, 0, true, each);
   for (int64_t r = 0; r < o.scale.rows; ++r)

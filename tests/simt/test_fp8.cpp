@@ -296,13 +296,13 @@ TEST_CASE("simt fp8: codes back to numbers") {
     const auto& b = blocks[d.to(j.groups ? 2 : 6)];
     const bool each = j.groups && b[0] == 0;
     a.scale_inv = grid(p, d, b[0], b[1], d.one_in(2) ? CQSA_DTYPE_F32 : CQSA_DTYPE_E8M0FNU, int32_t(d.to(3)), true, each);
-    a.groups = j.groups, a.groups_dtype = j.groups_dtype, a.groups_stride = j.groups_stride, a.num_groups = j.num_groups;
+    a.per_group = each, a.groups = j.groups, a.groups_dtype = j.groups_dtype, a.groups_stride = j.groups_stride, a.num_groups = j.num_groups;
     for (int64_t r = 0; r < a.scale_inv.rows; ++r)
       for (int64_t c = 0; c < a.scale_inv.columns; ++c) store_scale(a.scale_inv, r, c, float(1 + d.to(100)) / 16);
     const auto before = p.snapshot();
     for (int64_t i = 0; i < used_rows(j); ++i)
       for (int64_t c = 0; c < j.columns; ++c) {
-        const float y = decode(place(a.codes, j, i, c), a.codes.dtype) * load_scale(a.scale_inv, block_row(j, a.scale_inv, i), c / a.scale_inv.block[1]);
+        const float y = decode(place(a.codes, j, i, c), a.codes.dtype) * load_scale(a.scale_inv, block_row(j, a.scale_inv, each, i), c / a.scale_inv.block[1]);
         encode(place(a.out, j, i, c), a.out.dtype, std::isnan(y) ? fp8::float_of(0x7fc00000u) : y);
       }
     const auto want = p.snapshot();

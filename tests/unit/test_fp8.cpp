@@ -3,6 +3,10 @@
 // outputs nothing.
 #include "fp8_problem.h"
 
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
 using namespace fp8_test;
 
 namespace {
@@ -140,6 +144,45 @@ TEST_CASE("fp8 quantize: random rings", "[fp8]") {
     }
   }
 }
+
+// One row: as many rows as groups, and blocks of one row as of the tensor.
+TEST_CASE("fp8 quantize: the scale of a group without rows", "[fp8]") {
+  for (const int64_t end : {0, 1}) {
+    problem p = plain(1, 40);
+    dice d(2);
+    p.groups = box(CQSA_DTYPE_I32, {2}, d), p.groups.set(0, 0), p.groups.set(1, static_cast<double>(end));
+    p.row.scale = box(CQSA_DTYPE_F32, {1, 1}, d), p.row.scale_inv = box(CQSA_DTYPE_F32, {1, 1}, d);
+    for (box* b : p.boxes()) b->freeze();
+    const std::string wrong = run_and_compare(p);
+    INFO(wrong);
+    CHECK(wrong.empty());
+    CHECK((end || (p.row.scale.f32(0) == 1 && p.row.scale_inv.f32(0) == 1)));
+  }
+}
+
+#if defined(__SSE2__)
+// Whatever the caller does with subnormal numbers and rounding: the same bits, and its mode is still there afterwards.
+TEST_CASE("fp8 quantize: the caller's mode of floating point does not count", "[fp8]") {
+  const unsigned own = _mm_getcsr();
+  for (const unsigned mode : {0x8040u, 0x2000u, 0x4000u, 0xE040u})
+    for (uint64_t seed = 1; seed <= 60; ++seed) {
+      problem p = random_problem(seed);
+      for (int64_t n = 0; n < p.x.count() && seed % 2; ++n) p.x.set(n, p.x.get(n) * 1e-38);
+      p.x.freeze();
+      const std::vector<int64_t> before = counters_of(p);
+      const cqsa_fp8_quantize_args& args = p.bound();
+      _mm_setcsr(own | mode);
+      const cqsa_status status = cqsa_fp8_quantize(cpu_context(seed % 3 ? 1 : 2), &args, nullptr);
+      const unsigned after = _mm_getcsr();
+      _mm_setcsr(own);
+      must(status);
+      const std::string wrong = compare(p, {1, 1}, before);
+      INFO("mode " << mode << " seed " << seed << ": " << wrong);
+      REQUIRE(wrong.empty());
+      REQUIRE(((after ^ own) & ~0x3Fu) == mode);
+    }
+}
+#endif
 
 TEST_CASE("fp8 quantize: many at once, as one by one", "[fp8]") {
   for (uint64_t seed = 1; seed <= 60; ++seed) {

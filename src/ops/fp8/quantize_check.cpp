@@ -14,12 +14,14 @@ namespace {
 using args_type = cqsa_fp8_quantize_args;
 
 struct side_names {
-  const char *out, *scale_in, *scale, *scale_inv, *layout, *block;
+  const char *out, *scale_in, *scale, *scale_inv, *layout, *block, *reserved;
 };
 constexpr side_names row_names = {"args->row.out",       "args->row.scale_in",     "args->row.scale",
-                                  "args->row.scale_inv", "args->row.scale_layout", "args->row.block"};
+                                  "args->row.scale_inv", "args->row.scale_layout", "args->row.block",
+                                  "args->row.reserved"};
 constexpr side_names transposed_names = {"args->transposed.out",       "args->transposed.scale_in",     "args->transposed.scale",
-                                         "args->transposed.scale_inv", "args->transposed.scale_layout", "args->transposed.block"};
+                                         "args->transposed.scale_inv", "args->transposed.scale_layout", "args->transposed.block",
+                                         "args->transposed.reserved"};
 
 // ---- numbers ----------------------------------------------------------------------------------------------------------------
 
@@ -30,6 +32,7 @@ cqsa_status check_numbers(const args_type& a) {
     return fail(CQSA_ERROR_UNKNOWN_FLAG, "args->nan_policy is %" PRId32 ", wanted one of CQSA_FP8_NAN_*", a.nan_policy);
   CQSA_TRY(check_margin(a.margin, "args->margin"));
   CQSA_TRY(check_bounds(a.eps, a.amax_limit, "args->eps", "args->amax_limit"));
+  if (a.reserved != 0) return fail(CQSA_ERROR_UNKNOWN_FLAG, "args->reserved is %g, wanted 0", static_cast<double>(a.reserved));
   if ((a.flags & CQSA_FP8_RING_STAGE) && a.source != CQSA_FP8_RING)
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->flags has CQSA_FP8_RING_STAGE, but args->source is not CQSA_FP8_RING");
   if (a.groups && a.source == CQSA_FP8_RING)
@@ -57,10 +60,17 @@ cqsa_status take_shape(const cqsa_tensor& x, const char* name, shape_of_x& out) 
   return fail(CQSA_ERROR_SHAPE, "%s has shape %s, whose rows overflow 64 bits", name, shape_text(x.shape, x.ndim).text);
 }
 
+namespace {
+
+// Of strides: only those of an empty tensor are so large that it wraps around, and nobody goes by them.
+int64_t wrapped_product(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b)); }
+
+}  // namespace
+
 bool fold_batch(int64_t batch, int64_t rows, cqsa_matrix* const* matrices, int count) {
   for (int i = 0; i < count && batch != 1; ++i) {
     const cqsa_matrix& m = *matrices[i];
-    if (m.data && rows != 1 && m.stride[0] != rows * m.stride[1]) return false;
+    if (m.data && rows != 1 && m.stride[0] != wrapped_product(rows, m.stride[1])) return false;
   }
   for (int i = 0; i < count; ++i) {
     if (rows == 1 && batch != 1) matrices[i]->stride[1] = matrices[i]->stride[0];
@@ -102,6 +112,9 @@ cqsa_status take_x(operand_list& list, const args_type& a, shape_of_x& shape, cq
   if (codes) CQSA_TRY(take_codes_of_x(list, a, shape, job));
   else if (a.x_scale_inv)
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->x_scale_inv is given, but args->x is %s, which has no scales: wanted NULL", dtype_name(a.x->dtype));
+  if (!codes && (a.x_block[0] || a.x_block[1]))
+    return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->x_block is {%" PRId64 ", %" PRId64 "}, but args->x is %s, which has no scales: wanted {0, 0}", a.x_block[0],
+                a.x_block[1], dtype_name(a.x->dtype));
   job.x = matrix_of(list, *a.x);
   return take_up(list, a, job);
 }
@@ -110,6 +123,7 @@ cqsa_status take_x(operand_list& list, const args_type& a, shape_of_x& shape, cq
 
 // A side that is not wanted has nothing else either.
 cqsa_status check_absent(const cqsa_fp8_side& side, const side_names& names) {
+  if (side.reserved) return fail(CQSA_ERROR_UNKNOWN_FLAG, "%s is %" PRId32 ", wanted 0", names.reserved, side.reserved);
   const char* const given = side.scale_in ? names.scale_in : side.scale ? names.scale : side.scale_inv ? names.scale_inv : nullptr;
   if (given == nullptr) return CQSA_OK;
   return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s is given, but %s is NULL: wanted NULL", given, names.out);
@@ -117,7 +131,7 @@ cqsa_status check_absent(const cqsa_fp8_side& side, const side_names& names) {
 
 cqsa_status check_side(const args_type& a, const cqsa_fp8_side& side, const side_names& names) {
   CQSA_TRY(check_block(side.block, names.block));
-  if (side.reserved) return fail(CQSA_ERROR_UNKNOWN_FLAG, "the reserved field beside %s is %" PRId32 ", wanted 0", names.layout, side.reserved);
+  if (side.reserved) return fail(CQSA_ERROR_UNKNOWN_FLAG, "%s is %" PRId32 ", wanted 0", names.reserved, side.reserved);
   const auto refuse = [&](const char* wanted, const char* why) {
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s is {%" PRId64 ", %" PRId64 "}, wanted %s with %s", names.block, side.block[0], side.block[1], wanted, why);
   };
@@ -141,9 +155,10 @@ cqsa_scale_grid grid_of_side(const shape_of_x& shape, const cqsa_fp8_side& side,
   return grid;
 }
 
-cqsa_status take_scales(operand_list& list, const cqsa_fp8_side& side, const side_names& names, const cqsa_scale_grid& grid, cqsa_fp8_output& out) {
+cqsa_status take_scales(operand_list& list, const cqsa_fp8_side& side, const side_names& names, const cqsa_scale_grid& grid, bool grouped, cqsa_fp8_output& out) {
   out.scale_in = out.scale = out.scale_inv = grid;
   out.ratio = 1;
+  out.per_group = grouped && side.block[0] == 0;
   CQSA_TRY(take_f32_grid(list, side.scale_in, names.scale_in, false, out.scale_in));
   CQSA_TRY(take_f32_grid(list, side.scale, names.scale, true, out.scale));
   return take_grid(list, side.scale_inv, {names.scale_inv, names.layout}, side.scale_layout, true, out.scale_inv);
@@ -175,7 +190,7 @@ cqsa_status take_transposed_out(operand_list& list, const args_type& a, const sh
   CQSA_TRY(check_shape(*t, transposed_names.out, wanted, 2, false, axes));
   int64_t strides[2];
   strides_of(*t, strides);
-  out.codes = {wanted_data(list, *t), t->dtype, 0, {shape.rows * strides[1], strides[1], strides[0]}};
+  out.codes = {wanted_data(list, *t), t->dtype, 0, {wrapped_product(shape.rows, strides[1]), strides[1], strides[0]}};
   return CQSA_OK;
 }
 
@@ -186,12 +201,12 @@ cqsa_status take_sides(operand_list& list, const args_type& a, const shape_of_x&
   if (a.row.out) {
     CQSA_TRY(check_side(a, a.row, row_names));
     CQSA_TRY(take_row_out(list, a, job.row));
-    CQSA_TRY(take_scales(list, a.row, row_names, grid(a.row), job.row));
+    CQSA_TRY(take_scales(list, a.row, row_names, grid(a.row), a.groups != nullptr, job.row));
   }
   if (a.transposed.out == nullptr) return CQSA_OK;
   CQSA_TRY(check_side(a, a.transposed, transposed_names));
   CQSA_TRY(take_transposed_out(list, a, shape, job.transposed));
-  return take_scales(list, a.transposed, transposed_names, grid(a.transposed), job.transposed);
+  return take_scales(list, a.transposed, transposed_names, grid(a.transposed), a.groups != nullptr, job.transposed);
 }
 
 // ---- the ring ---------------------------------------------------------------------------------------------------------------
@@ -260,6 +275,8 @@ void fill_numbers(const args_type& a, const shape_of_x& shape, const groups_view
   job.eps = a.eps, job.amax_limit = a.amax_limit;
   job.groups = groups.data, job.groups_dtype = groups.dtype, job.groups_stride = groups.stride, job.num_groups = groups.count;
   cqsa_matrix* const matrices[] = {&job.x, &job.up, &job.row.codes, &job.transposed.codes};
+  if (is_empty(*a.x))  // no element: strides of any size are none
+    for (cqsa_matrix* m : matrices) m->stride[0] = m->stride[1] = m->stride[2] = 0;
   const bool folded = fold_batch(shape.batch, shape.rows, matrices, 4);
   job.batch = folded ? 1 : shape.batch, job.rows = folded ? shape.all_rows : shape.rows, job.columns = shape.columns;
 }
