@@ -218,11 +218,11 @@ typedef struct cqsa_fp8_output {
   cqsa_scale_grid scale_in;         /* STATIC */
   cqsa_scale_grid scale, scale_inv; /* grids of both are filled (rows, columns, block) also where data is NULL */
   float ratio; /* STATIC without scale_in.data, and RING: times the scale of the first output's format. 1 where they are the same */
-  int32_t reserved;
+  int32_t per_group; /* 1: groups and block {0, 0}, a scale for each group of rows */
 } cqsa_fp8_output;
 
 /* One tensor. Both outputs absent: only amax, block_amax or column_sum. A batch comes as rows, batch 1, where the strides of all matrices allow it. With groups
- * a grid of block {0, 0} has num_groups rows, one scale each. No rows or columns: amax and sums are 0, and scales that there are, 1. */
+ * a grid of block {0, 0} has num_groups rows, one scale each (per_group). No rows or columns: amax and sums are 0, and scales that there are, 1. */
 typedef struct cqsa_fp8_job {
   int64_t batch, rows, columns;
   cqsa_matrix x, up;            /* up: data NULL without CQSA_FP8_SILU */
@@ -260,7 +260,7 @@ typedef struct cqsa_fp8_dequantize_leaf {
   cqsa_scale_grid scale_inv;
   const void *groups;
   cqsa_dtype groups_dtype;
-  int32_t reserved;
+  int32_t per_group; /* as in cqsa_fp8_output */
   int64_t groups_stride, num_groups;
 } cqsa_fp8_dequantize_leaf;
 

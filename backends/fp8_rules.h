@@ -42,6 +42,14 @@ CQSA_EVERYWHERE float power_of_two(int32_t e) { return float_of(static_cast<uint
 // 2^e, e from -127 on: the one that is subnormal too.
 CQSA_EVERYWHERE float scale_inv_power(int32_t e) { return e < -126 ? float_of(0x00400000u) : power_of_two(e); }
 
+// What a scale may be: 2^-126 to FLT_MAX, so that its reciprocal is neither 0 nor infinite. False for NaN.
+CQSA_EVERYWHERE bool is_scale(float x) { return bits_of(x) >= 0x00800000u && bits_of(x) < 0x7F800000u; }
+CQSA_EVERYWHERE bool is_power_of_two(float x) { return is_scale(x) && (bits_of(x) & 0x7FFFFFu) == 0; }
+CQSA_EVERYWHERE float clamp_scale(float x) {
+  const float least = power_of_two(-126), most = float_of(0x7F7FFFFFu);
+  return x < least ? least : x > most ? most : x;
+}
+
 struct scale_rule {
   int32_t format;
   int32_t margin;
@@ -66,12 +74,6 @@ CQSA_EVERYWHERE int32_t ceil_exponent(float amax, float largest) {
   return exponent - static_cast<int32_t>(l >> 23) + (mantissa > (l & 0x7FFFFFu) ? 1 : 0);
 }
 
-// Where every scale is, so that its reciprocal is finite; NaN stays.
-CQSA_EVERYWHERE float clamped_scale(float scale) {
-  const float least = power_of_two(-126), most = float_of(0x7F7FFFFFu);
-  return scale < least ? least : scale > most ? most : scale;
-}
-
 CQSA_EVERYWHERE scale_pair scale_of(float amax, const scale_rule& rule) {
   if (amax < rule.eps) amax = rule.eps;
   if (rule.limit > 0 && amax > rule.limit) amax = rule.limit;
@@ -82,14 +84,15 @@ CQSA_EVERYWHERE scale_pair scale_of(float amax, const scale_rule& rule) {
     e = e < -127 ? -127 : e > 126 ? 126 : e;
     return {power_of_two(-e), scale_inv_power(e), e};
   }
-  // The quotient is Inf where amax is below some 1e-36: clamped, and the margin is lost. Powers of two up to 2^64 do not round but at the
-  // ends, which are clamped too.
-  const float scale = clamped_scale(largest / amax * power_of_two(-rule.margin));
+  // The numerator is exact, so that only the quotient rounds; it may be Inf or 0.
+  const float scale = clamp_scale(largest * power_of_two(-rule.margin) / amax);
   return {scale, 1.0f / scale, 0};
 }
-
-// Whether a given scale can be one; not NaN.
-CQSA_EVERYWHERE bool is_static_scale(float scale) { return scale == clamped_scale(scale); }
+// The scale of another format than that which `scale` was found for: ratio is the quotient of their largest numbers.
+CQSA_EVERYWHERE scale_pair scale_times(float scale, float ratio) {
+  scale = clamp_scale(scale * ratio);
+  return {scale, 1.0f / scale, 0};
+}
 
 // What stands in a ring's memory, followed by hist_len floats.
 inline constexpr uint32_t ring_magic = 0x38465143u, ring_version = 1;  // "CQF8"
@@ -106,8 +109,12 @@ static_assert(sizeof(ring_state) == 64, "the history begins at a cache line");
 CQSA_EVERYWHERE bool is_ring(const ring_state& state, const cqsa_fp8_ring& ring) {
   return state.magic == ring_magic && state.version == ring_version && state.hist_len == ring.hist_len && state.format == ring.format &&
          state.margin == ring.margin && state.algorithm == ring.algorithm && state.pow2 == ((ring.flags & CQSA_FP8_POW2) ? 1 : 0) &&
-         state.index >= 0 && state.index < state.hist_len && is_static_scale(state.scale);
+         state.index >= 0 && state.index < state.hist_len && is_scale(state.scale);
 }
+// What a ring takes in; an amax below 0 is none, whoever found it.
+CQSA_EVERYWHERE bool is_amax(float x) { return is_finite(x) && !(x < 0); }
+// An amax of a history as bits, which are in the order of amaxes; 0 for what does not count: a restored history may hold anything.
+CQSA_EVERYWHERE uint32_t amax_bits(float x) { return is_amax(x) ? bits_of(x) & 0x7FFFFFFFu : 0; }
 
 // The first bytes of a workspace. What follows is as cqsa_fp8_workspace_init() left it, zero, before and after every call.
 inline constexpr uint32_t workspace_magic = 0x57465143u;  // "CQFW"

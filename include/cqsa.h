@@ -824,9 +824,9 @@ CQSA_API cqsa_status cqsa_hadamard(cqsa_context *context, const cqsa_tensor *x, 
  *           CQSA_FP8_NO_SATURATE what the format has for it: NaN (e4m3fn, fnuz) or Inf (e5m2). NaN stays NaN. -0 keeps its sign where
  *           the format has one. Nothing is flushed. The same bits on every backend.
  *   scale   From the largest |x| of the block, amax, which is bounded first: max(amax, eps), then min(.., amax_limit) where that is > 0.
- *               scale     = (fp8_max / amax) * 2^-margin                    f32, IEEE division; clamped to [2^-126, FLT_MAX]
+ *               scale     = (fp8_max * 2^-margin) / amax                    f32, IEEE division; clamped to [2^-126, FLT_MAX]
  *               scale_inv = 2^(ceil(log2(amax / fp8_max)) + margin)         with CQSA_FP8_POW2, clamped to [2^-127, 2^126]; scale = 1 / scale_inv
- *           An amax of 0, or one that is not finite, gives scale 1. E8M0 scales imply CQSA_FP8_POW2.
+ *           An amax of 0, or one that is not finite, gives scale 1. A side whose scale_inv is E8M0 has CQSA_FP8_POW2, whatever the other one has.
  *   block   so many rows and columns of x, 0: all. {0, 0} one scale for the tensor, {1, 0} one for each row (token), {0, 1} one for each
  *           column (channel), {1, g} and {g, 1} groups of any g >= 16, {128, 128}. The last block of a row or column may be short.
  *   scales  [block rows, block columns] of x, that is [ceil(rows / block[0]), ceil(cols / block[1])] with block 0 counting as all: two
@@ -868,10 +868,11 @@ enum {
 /* History of the amaxes of a tensor, in memory of the caller on the context's device: delayed scaling. After each call
  *     history[index] = amax;  index = (index + 1) % hist_len;  scale from max(history), or from amax with MOST_RECENT
  * and that scale serves the next call. It advances on the device, so a captured call goes on with every replay. An amax that is not finite
- * is not stored: the scale stays, the index too, and `refused` counts. Where max(history), or amax with MOST_RECENT, is 0 the scale stays. Calls on one ring must
+ * or below 0 is not stored: the scale stays, the index too, and `refused` counts. Where max(history), or amax with MOST_RECENT, is 0 the scale stays. Calls on one ring must
  * follow each other (one stream); different rings are independent.
- *   This struct says what the memory is; it begins with the same numbers, and a call that finds others there leaves everything as it is: on the
- * CPU backend with CQSA_ERROR_INVALID_ARGUMENT, on a device by counters[3]. The memory may be copied, saved and restored as it is. */
+ *   This struct says what the memory is; it begins with the same numbers, and a call that finds others there, or a scale outside of [2^-126, FLT_MAX], leaves everything as it is: on the
+ * CPU backend with CQSA_ERROR_INVALID_ARGUMENT, on a device by counters[3]. The memory may be copied, saved and restored as it is; what
+ * is not finite or below 0 in a restored history does not count. */
 typedef struct cqsa_fp8_ring {
   uint32_t struct_size;
   uint32_t flags;     /* CQSA_FP8_POW2 or 0 */
@@ -904,7 +905,7 @@ typedef struct cqsa_fp8_ring_info {
   uint32_t struct_size;
   uint32_t flags;   /* none yet */
   int32_t index;    /* of the next amax in history */
-  int32_t refused;  /* amaxes that were not finite, since the beginning */
+  int32_t refused;  /* amaxes that were not finite or below 0, since the beginning */
   float staged;     /* largest staged amax; 0: none */
   float scale;      /* for the next call .. */
   float scale_inv;  /* .. and its reciprocal */
@@ -920,7 +921,8 @@ CQSA_API cqsa_status cqsa_fp8_ring_read(cqsa_context *context, const cqsa_fp8_ri
 /* One output of a quantization: codes and their scales. */
 typedef struct cqsa_fp8_side {
   const cqsa_tensor *out;       /* output, E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ; NULL: this side is not wanted */
-  const cqsa_tensor *scale_in;  /* STATIC: F32, of the shape of the scales, each from 2^-126 to FLT_MAX; else NULL */
+  const cqsa_tensor *scale_in;  /* STATIC: F32, of the shape of the scales, every one in [2^-126, FLT_MAX], and with scale_inv as E8M0 a power of two;
+                                 * else NULL */
   const cqsa_tensor *scale;     /* output: the scales that were used, F32 strided, or NULL */
   const cqsa_tensor *scale_inv; /* output: their reciprocals, see scale_layout, or NULL */
   int64_t block[2];             /* rows and columns of x that share a scale, see above */
@@ -930,11 +932,11 @@ typedef struct cqsa_fp8_side {
 
 typedef struct cqsa_fp8_quantize_args {
   uint32_t struct_size;
-  uint32_t flags;      /* CQSA_FP8_* */
+  uint32_t flags;      /* CQSA_FP8_*. POW2 is for CURRENT; STATIC takes it with E8M0 alone, RING where the ring has it */
   const cqsa_tensor *x; /* F32, F16, BF16 [rows, cols] or [batch, rows, cols], any strides; a batch counts as batch * rows rows. Or codes of a
                          * format with x_scale_inv: requantization */
   const cqsa_tensor *x_scale_inv; /* x of codes: F32 strided, of blocks x_block; otherwise NULL */
-  int64_t x_block[2];
+  int64_t x_block[2];  /* of x_scale_inv, else {0, 0} */
   const cqsa_tensor *up; /* with CQSA_FP8_SILU: x's type and shape; otherwise NULL */
   cqsa_fp8_side row;        /* out: x's shape */
   cqsa_fp8_side transposed; /* out: [cols, batch * rows]. Both from one reading of x */
@@ -943,9 +945,9 @@ typedef struct cqsa_fp8_quantize_args {
   int32_t margin;      /* CURRENT: -64..64. A ring has its own */
   float eps;           /* CURRENT, see above; >= 0 */
   float amax_limit;    /* likewise */
-  float reserved;
-  const cqsa_fp8_ring *ring; /* RING: of row.out's format; transposed.out of another format uses scale * (its fp8_max / fp8_max of the ring's),
-                              * clamped likewise */
+  float reserved;      /* 0, as every reserved field here */
+  const cqsa_fp8_ring *ring; /* RING: of row.out's format; transposed.out of another format uses scale * (its fp8_max / fp8_max of the ring's), clamped
+                              * to [2^-126, FLT_MAX]; as E8M0 that ratio must be a power of two */
   const cqsa_tensor *groups; /* NULL, or I32 or I64 [num_groups + 1] rows, never falling, from 0 to at most all: with block {0, 0} each group of rows has a
                               * scale of its own, scales [num_groups, 1]; {1, 0} and {1, g} are as without. Rows past the last are left as they are.
                               * Not with RING, and not with blocks that join rows otherwise */
@@ -956,7 +958,7 @@ typedef struct cqsa_fp8_quantize_args {
   const cqsa_tensor *column_sum; /* output, F32 [cols]: sum of x over the rows, in a fixed order; or NULL */
   const cqsa_tensor *counters;   /* NULL, or I64 [4], to which is added: NaN, infinities, saturated finite elements (of row, else transposed), and
                                   * refusals: 1 when a ring, a workspace or a static scale turned out on the device to be wrong and nothing was
-                                  * written */
+                                  * written; of several static scales of a side 1 for each wrong one, whose block is left as it is */
   void *workspace;           /* NULL: the library allocates (and clears) what is needed; else see cqsa_fp8_quantize_workspace() */
   uint64_t workspace_bytes;
 } cqsa_fp8_quantize_args;
@@ -1056,14 +1058,14 @@ typedef struct cqsa_fp8_gemm_args {
   const cqsa_tensor *a;           /* E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ [m, k] or [batch, m, k], any strides; fastest with k compact */
   const cqsa_tensor *b;           /* likewise [n, k] or [batch, n, k], of its own format */
   const cqsa_tensor *scale_inv_a; /* F32 strided, or NULL for 1: of blocks block_a of a: {0, 0}, {1, 0} (each row), {1, 128}. With a batch three axes,
-                                   * the first of size batch or 1, unless it is one scale for all */
+                                   * the first of size batch or 1; or two, or one scale, for all of the batch */
   const cqsa_tensor *scale_inv_b; /* of blocks block_b of b: {0, 0}, {1, 0} (each n), {1, 128}, {128, 128} */
   int64_t block_a[2];
   int64_t block_b[2];
   const cqsa_tensor *c;           /* d's shape, F32, F16, BF16; NULL exactly when beta is 0. May be exactly d */
   const cqsa_tensor *bias;        /* F32, F16, BF16 [n], or NULL */
   const cqsa_tensor *d;           /* output, F32, F16, BF16, or a format: then codes of d * d_scale, saturated */
-  const cqsa_tensor *d_scale;     /* F32, one element, for codes; NULL: 1 */
+  const cqsa_tensor *d_scale;     /* F32, one element, for codes, finite and > 0 (a host backend looks); NULL: 1 */
   const cqsa_tensor *d_amax;      /* output, F32, one element: largest |d| before d_scale; or NULL */
   double alpha;                   /* 0 counts as 1: zeroed args mean d = a b^T */
   double beta;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Codes back to numbers, and codes transposed.
 #include "fp8_element.h"
+#include "fp8_float_mode.h"
 #include "fp8_job.h"
 #include "fp8_lines.h"
 
@@ -144,10 +145,11 @@ void turn_tile(const turning& t, int64_t top, int64_t left) {
 
 cqsa_status fp8_dequantize_on(const fp8_target& target, const cqsa_fp8_dequantize_leaf* leaf, const cqsa_exec* exec) {
   const fp8_groups groups{leaf->groups, leaf->groups_dtype, leaf->groups_stride, leaf->num_groups, leaf->batch * leaf->rows};
-  decoding d{target, *leaf, groups, scale_per_group(groups, leaf->scale_inv), 0, groups.rows};
+  decoding d{target, *leaf, groups, leaf->per_group != 0, 0, groups.rows};
   if (leaf->groups) d.top = groups.begin(0), d.bottom = std::max(groups.begin(leaf->num_groups), d.top);
   if (d.bottom <= d.top || leaf->columns == 0) return CQSA_OK;
   return run_tasks(exec, (d.bottom - d.top) * leaf->columns, unit_count(d), [](void* data, int64_t) {
+    const plain_floats mode;
     decoding& d = *static_cast<decoding*>(data);
     decode_scratch mem;
     const int64_t count = unit_count(d);

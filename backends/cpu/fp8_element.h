@@ -112,11 +112,6 @@ struct fp8_groups {
   int64_t end(int64_t g) const { return begin(g + 1) < begin(g) ? begin(g) : begin(g + 1); }
 };
 
-// Whether the scales of a grid belong to groups: {0, 0} came here as all rows, {1, ..} as single rows, and both may be one row.
-inline bool scale_per_group(const fp8_groups& groups, const cqsa_scale_grid& g) {
-  return groups.data && (g.block[0] > 1 || g.rows != groups.rows);
-}
-
 // ---- elements of a quantization -----------------------------------------------------------------------------------------------
 
 inline float silu(float x) { return x / (1.0f + std::exp(-x)); }
@@ -141,12 +136,12 @@ inline fp8::scale_rule job_rule(const cqsa_fp8_job& job, const cqsa_fp8_output& 
   return {side.codes.dtype, job.margin, pow2, job.eps, job.amax_limit};
 }
 
-// The published scale of a block that is not found in this call.
-inline float given_scale(const cqsa_fp8_job& job, const cqsa_fp8_output& side, int64_t r, int64_t c) {
-  if (job.source == CQSA_FP8_RING) return fp8::clamped_scale(static_cast<const fp8::ring_state*>(job.ring.state)->scale * side.ratio);
-  if (side.scale_in.data) return load_scale(side.scale_in, r, c);
+// The scale of a block that is not found in this call.
+inline fp8::scale_pair given_scale(const cqsa_fp8_job& job, const cqsa_fp8_output& side, int64_t r, int64_t c) {
+  if (job.source == CQSA_FP8_RING) return fp8::scale_times(static_cast<const fp8::ring_state*>(job.ring.state)->scale, side.ratio);
+  if (side.scale_in.data) return fp8::scale_times(load_scale(side.scale_in, r, c), 1.0f);
   const cqsa_fp8_output& other = &side == &job.row ? job.transposed : job.row;
-  return fp8::clamped_scale(load_scale(other.scale_in, r, c) * side.ratio);
+  return fp8::scale_times(load_scale(other.scale_in, r, c), side.ratio);
 }
 
 // Largest magnitude of a code, as in dtype.h.

@@ -3,6 +3,7 @@
 // columns of d stand side by side. Scales of blocks of k go into the operands, others into the sums. The order of a sum depends on k alone.
 #include "cpu_features.h"
 #include "fp8_element.h"
+#include "fp8_float_mode.h"
 #include "fp8_job.h"
 #include "fp8_lines.h"
 
@@ -175,6 +176,7 @@ void compute_tile(const product& p, const tile& t, gemm_scratch* mem, uint32_t* 
 }
 
 void work(void* data, int64_t index) {
+  const plain_floats mode;
   product& p = *static_cast<product*>(data);
   gemm_scratch* const mem = p.scratch + index;
   const int64_t down = parts(p.leaf.m, p.rows), across = parts(p.leaf.n, p.columns);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The product of FP8 matrices as the text of cqsa.h has it: every sum in f64, one rounding at the end.
 #include "fp8_element.h"
+#include "fp8_float_mode.h"
 #include "fp8_job.h"
 
 #include <atomic>
@@ -60,6 +61,7 @@ uint32_t compute_row(const cqsa_fp8_gemm_leaf& x, int64_t b, int64_t i) {
 }
 
 void compute_part(void* data, int64_t index) {
+  const plain_floats mode;
   product& p = *static_cast<product*>(data);
   const int64_t rows = p.leaf.n == 0 ? 0 : p.leaf.batch * p.leaf.m;
   uint32_t most = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Quantization: which passages over a tensor are needed, and who works on what.
 #include "cpu_features.h"
+#include "fp8_float_mode.h"
 #include "fp8_job.h"
 #include "fp8_region.h"
 
@@ -47,6 +48,7 @@ cqsa_status run_pass(quantization& q, const fp8_pass& pass) {
   q.results.next = 0;
   const int64_t tasks = std::min(q.workers, fp8_region_count(pass));
   return run_tasks(q.exec, tasks, [](void* data, int64_t) {
+    const plain_floats mode;
     const pass_run& run = *static_cast<pass_run*>(data);
     fp8_work_on_regions(*run.pass, run.results);
   }, &run);
@@ -96,6 +98,7 @@ cqsa_status find_slot_amaxes(quantization& q) {
   const int64_t tasks = std::clamp<int64_t>(run.first[q.pass.group_count], 1, q.workers);
   q.has_slot_amax = true;
   const cqsa_status status = run_tasks(q.exec, tasks, [](void* data, int64_t) {
+    const plain_floats mode;
     amax_run& run = *static_cast<amax_run*>(data);
     fp8_line_scratch mem;
     for (int64_t n; (n = run.next.fetch_add(1, std::memory_order_relaxed)) < run.first[run.q.pass.group_count];) find_amax_of_piece(run, n, &mem);
@@ -111,7 +114,7 @@ void fill_slots(quantization& q, fp8_side_pass& side) {
     const int64_t r = side.per_group ? q.pass.group0 + s : 0;
     fp8::scale_pair pair;
     if (q.job.source == CQSA_FP8_CURRENT) pair = fp8::scale_of(amax_of(q.slot_amax[s]), job_rule(q.job, *side.side));
-    else pair.scale = given_scale(q.job, *side.side, r, 0), pair.scale_inv = 1.0f / pair.scale;
+    else pair = given_scale(q.job, *side.side, r, 0);
     store_scale(side.side->scale, r, 0, pair.scale);
     store_scale(side.side->scale_inv, r, 0, pair.scale_inv);
     side.slots[s] = pair.scale;
@@ -121,9 +124,8 @@ void fill_slots(quantization& q, fp8_side_pass& side) {
 // ---- passages -----------------------------------------------------------------------------------------------------------------
 
 // {0, 0}, of the tensor or of groups.
-bool is_by_row(const quantization& q, const cqsa_scale_grid& g) {
-  if (q.job.groups) return scale_per_group(q.pass.groups, g);
-  return g.rows == 1 && g.columns == 1;
+bool is_by_row(const quantization& q, const cqsa_fp8_output& side) {
+  return q.job.groups ? side.per_group != 0 : side.scale.rows == 1 && side.scale.columns == 1;
 }
 
 void add_side(quantization& q, const cqsa_fp8_output& side) {
@@ -133,8 +135,8 @@ void add_side(quantization& q, const cqsa_fp8_output& side) {
   to.grid = &side.scale;
   to.transposed = &side == &q.job.transposed;
   to.counted = q.job.counters && q.pass.side_count == 1;
-  to.by_row = is_by_row(q, side.scale);
-  to.per_group = q.job.groups && scale_per_group(q.pass.groups, side.scale);
+  to.by_row = is_by_row(q, side);
+  to.per_group = side.per_group != 0;
   to.found = q.job.source == CQSA_FP8_CURRENT && !to.by_row;
 }
 
@@ -220,6 +222,7 @@ cqsa_status sum_all_columns(quantization& q) {
   sum_run run{q};
   const int64_t stripes = (q.job.columns + sum_columns - 1) / sum_columns;
   return run_tasks(q.exec, std::min(q.workers, stripes), [](void* data, int64_t) {
+    const plain_floats mode;
     sum_run& run = *static_cast<sum_run*>(data);
     fp8_line_scratch mem;
     for (int64_t n; (n = run.next.fetch_add(sum_columns, std::memory_order_relaxed)) < run.q.job.columns;) sum_stripe(run.q, n, &mem);
@@ -243,17 +246,8 @@ void prepare(quantization& q) {
   add_sides(q);
 }
 
-// The reference goes over all rows and blocks: only where something is to be written for them.
-void quantize_nothing(const cqsa_fp8_job& job) {
-  const int64_t counts[3] = {0, 0, 0};
-  bool written = job.column_sum || job.block_amax.data;
-  for (const cqsa_fp8_output* side : {&job.row, &job.transposed}) written = written || side->scale.data || side->scale_inv.data;
-  if (written) fp8_quantize_job_reference(job);
-  else fp8_publish(job, 0, counts);
-}
-
 cqsa_status quantize_job(const fp8_target& target, const cqsa_fp8_job& job, const cqsa_exec* exec) {
-  if (elements_of(job) == 0) return quantize_nothing(job), CQSA_OK;
+  if (elements_of(job) == 0) return fp8_quantize_job_reference(job), CQSA_OK;
   quantization q(target, job, exec, elements_of(job) > few_elements ? workers_of(exec) : 1);
   prepare(q);
   cqsa_status status = job.groups ? run_groups(q) : run_rows(q);
@@ -278,6 +272,7 @@ bool is_small(const cqsa_fp8_job& job) { return elements_of(job) <= 8 * few_elem
 cqsa_status run_small_jobs(const fp8_target& target, const cqsa_fp8_quantize_leaf& leaf, const cqsa_exec* exec) {
   small_jobs run{target, leaf};
   return run_tasks(exec, std::min(workers_of(exec), leaf.count), [](void* data, int64_t) {
+    const plain_floats mode;
     small_jobs& run = *static_cast<small_jobs*>(data);
     for (int64_t n; (n = run.next.fetch_add(1, std::memory_order_relaxed)) < run.leaf.count;) {
       const cqsa_fp8_job& job = run.leaf.jobs[n];
@@ -297,6 +292,7 @@ const fp8_target& fp8_best() {
 }
 
 cqsa_status fp8_quantize_on(const fp8_target& target, const cqsa_fp8_quantize_leaf* leaf, const cqsa_exec* exec) {
+  const plain_floats mode;
   cqsa_status status = fp8_check_jobs(leaf);
   const bool several = leaf->count > 1;
   if (status == CQSA_OK && several) status = run_small_jobs(target, *leaf, exec);

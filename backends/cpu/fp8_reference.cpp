@@ -25,15 +25,15 @@ struct reference_job {
 
 uint32_t largest_bits(const cqsa_fp8_job& job, const rectangle& at) {
   uint32_t most = 0;
-  for (int64_t i = at.top; i < at.bottom; ++i)
+  for (int64_t i = at.top; i < at.bottom && at.left < at.right; ++i)
     for (int64_t j = at.left; j < at.right; ++j) most = std::max(most, magnitude_bits(job_element(job, i, j), job.nan_policy));
   return most;
 }
 
 // Block (r, c) of a grid; rows that are not worked on are in none.
-rectangle block_of(const reference_job& x, const cqsa_scale_grid& g, int64_t r, int64_t c) {
+rectangle block_of(const reference_job& x, const cqsa_scale_grid& g, bool per_group, int64_t r, int64_t c) {
   rectangle at{r * g.block[0], (r + 1) * g.block[0], c * g.block[1], std::min((c + 1) * g.block[1], x.job.columns)};
-  if (scale_per_group(x.groups, g)) at.top = x.groups.begin(r), at.bottom = x.groups.end(r);
+  if (per_group) at.top = x.groups.begin(r), at.bottom = x.groups.end(r);
   at.top = std::clamp(at.top, x.top, x.bottom);
   at.bottom = std::clamp(at.bottom, x.top, x.bottom);
   return at;
@@ -42,9 +42,8 @@ rectangle block_of(const reference_job& x, const cqsa_scale_grid& g, int64_t r, 
 // ---- scales -----------------------------------------------------------------------------------------------------------------
 
 fp8::scale_pair scale_of_block(const reference_job& x, const cqsa_fp8_output& side, int64_t r, int64_t c) {
-  if (x.job.source == CQSA_FP8_CURRENT) return fp8::scale_of(amax_of(largest_bits(x.job, block_of(x, side.scale, r, c))), job_rule(x.job, side));
-  const float scale = given_scale(x.job, side, r, c);
-  return {scale, 1.0f / scale, 0};
+  if (x.job.source == CQSA_FP8_CURRENT) return fp8::scale_of(amax_of(largest_bits(x.job, block_of(x, side.scale, side.per_group, r, c))), job_rule(x.job, side));
+  return given_scale(x.job, side, r, c);
 }
 
 // ---- elements ---------------------------------------------------------------------------------------------------------------
@@ -71,13 +70,13 @@ bool saturates(const cqsa_fp8_job& job, int64_t i, int64_t j, float scale, cqsa_
 }
 
 void quantize_block(const reference_job& x, const cqsa_fp8_output& side, int64_t r, int64_t c, int64_t* saturated) {
-  if (x.job.groups && !scale_per_group(x.groups, side.scale) && (r < x.top || r >= x.bottom)) return;  // rows in no group
+  if (x.job.groups && !side.per_group && (r < x.top || r >= x.bottom)) return;  // rows in no group
   const fp8::scale_pair pair = scale_of_block(x, side, r, c);
   store_scale(side.scale, r, c, pair.scale);
   store_scale(side.scale_inv, r, c, pair.scale_inv);
-  const rectangle at = block_of(x, side.scale, r, c);
+  const rectangle at = block_of(x, side.scale, side.per_group, r, c);
   const cqsa_dtype format = side.codes.dtype;
-  for (int64_t i = at.top; i < at.bottom && side.codes.data; ++i)
+  for (int64_t i = at.top; i < at.bottom && at.left < at.right && side.codes.data; ++i)
     for (int64_t j = at.left; j < at.right; ++j) {
       *matrix_address(side.codes, x.job.rows, i, j) = static_cast<char>(encode(x.job, i, j, pair.scale, format));
       if (saturated && saturates(x.job, i, j, pair.scale, format)) ++*saturated;
@@ -86,7 +85,8 @@ void quantize_block(const reference_job& x, const cqsa_fp8_output& side, int64_t
 
 void quantize_side(const reference_job& x, const cqsa_fp8_output& side, int64_t* saturated) {
   const cqsa_scale_grid& g = side.scale;
-  if (!fp8::is_format(side.codes.dtype)) return;
+  const bool empty = x.job.batch * x.job.rows == 0 || x.job.columns == 0;
+  if (!fp8::is_format(side.codes.dtype) || (empty && !side.scale.data && !side.scale_inv.data)) return;
   for (int64_t r = 0; r < g.rows; ++r)
     for (int64_t c = 0; c < g.columns; ++c) quantize_block(x, side, r, c, saturated);
   clear_padding(side.scale_inv);
@@ -97,7 +97,7 @@ void quantize_side(const reference_job& x, const cqsa_fp8_output& side, int64_t*
 void find_block_amaxes(const reference_job& x) {
   const cqsa_scale_grid& g = x.job.block_amax;
   for (int64_t r = 0; g.data && r < g.rows; ++r)
-    for (int64_t c = 0; c < g.columns; ++c) store_scale(g, r, c, amax_of(largest_bits(x.job, block_of(x, g, r, c))));
+    for (int64_t c = 0; c < g.columns; ++c) store_scale(g, r, c, amax_of(largest_bits(x.job, block_of(x, g, false, r, c))));
 }
 
 void sum_columns(const reference_job& x) {
@@ -110,7 +110,7 @@ void sum_columns(const reference_job& x) {
 }
 
 void count_wild(const reference_job& x, int64_t counts[3]) {
-  for (int64_t i = x.top; i < x.bottom; ++i)
+  for (int64_t i = x.top; i < x.bottom && x.job.columns > 0; ++i)
     for (int64_t j = 0; j < x.job.columns; ++j) {
       const float value = job_element(x.job, i, j);
       counts[0] += value != value;
@@ -138,7 +138,7 @@ namespace {
 bool are_scales(const cqsa_scale_grid& g) {
   for (int64_t r = 0; g.data && r < g.rows; ++r)
     for (int64_t c = 0; c < g.columns; ++c)
-      if (!fp8::is_static_scale(load_scale(g, r, c))) return false;
+      if (!fp8::is_scale(load_scale(g, r, c))) return false;
   return true;
 }
 
@@ -166,7 +166,7 @@ cqsa_status fp8_check_jobs(const cqsa_fp8_quantize_leaf* leaf) {
     if (job.ring.state && !fp8_ring_is_sound(job.ring)) return fail(CQSA_ERROR_INVALID_ARGUMENT, "the memory of a ring holds another ring, or none");
     const bool known = job.source == CQSA_FP8_STATIC;
     if (known && !(are_scales(job.row.scale_in) && are_scales(job.transposed.scale_in)))
-      return fail(CQSA_ERROR_INVALID_ARGUMENT, "a scale of scale_in is not within 2^-126 and FLT_MAX");
+      return fail(CQSA_ERROR_INVALID_ARGUMENT, "a scale of scale_in is not in [2^-126, FLT_MAX]");
   }
   return CQSA_OK;
 }
@@ -182,12 +182,11 @@ cqsa_status fp8_quantize_reference(const cqsa_fp8_quantize_leaf* leaf) {
 cqsa_status fp8_dequantize_reference(const cqsa_fp8_dequantize_leaf* leaf) {
   const cqsa_scale_grid& g = leaf->scale_inv;
   const fp8_groups groups{leaf->groups, leaf->groups_dtype, leaf->groups_stride, leaf->num_groups, leaf->batch * leaf->rows};
-  const bool grouped = scale_per_group(groups, g);
   const int64_t count = leaf->groups ? leaf->num_groups : 1;
   for (int64_t n = 0; n < count; ++n)
     for (int64_t i = leaf->groups ? groups.begin(n) : 0; i < (leaf->groups ? groups.end(n) : groups.rows); ++i)
       for (int64_t j = 0; j < leaf->columns; ++j) {
-        const float scale = g.data ? load_scale(g, grouped ? n : i / g.block[0], j / g.block[1]) : 1.0f;
+        const float scale = g.data ? load_scale(g, leaf->per_group ? n : i / g.block[0], j / g.block[1]) : 1.0f;
         const float code = code_to_f32(load_as<uint8_t>(matrix_address(leaf->codes, leaf->rows, i, j)), leaf->codes.dtype);
         store_f32(matrix_address(leaf->out, leaf->rows, i, j), leaf->out.dtype, code * scale);
       }

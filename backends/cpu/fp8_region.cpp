@@ -135,8 +135,7 @@ void find_amaxes(worker& w, const region& at) {
 
 fp8::scale_pair scale_of_block(const worker& w, const fp8_side_pass& side, uint32_t bits, int64_t r, int64_t c) {
   if (side.found) return fp8::scale_of(amax_of(bits), job_rule(*w.pass.job, *side.side));
-  const float scale = given_scale(*w.pass.job, *side.side, r, c);
-  return {scale, 1.0f / scale, 0};
+  return given_scale(*w.pass.job, *side.side, r, c);
 }
 
 // Amaxes of a region's blocks to scales, here and in the outputs.

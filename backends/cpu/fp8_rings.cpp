@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rings of amaxes, scales from amaxes, layouts of scales, workspaces: what of FP8 is small.
 #include "fp8_element.h"
+#include "fp8_float_mode.h"
 #include "fp8_job.h"
+
+#include <algorithm>
 
 namespace cqsa::cpu {
 namespace {
@@ -33,9 +36,9 @@ void begin_ring(const cqsa_fp8_ring& ring, float amax) {
 
 float largest_in_history(const cqsa_fp8_ring& ring) {
   const float* const history = history_of(ring);
-  float most = 0;
-  for (int32_t n = 0; n < ring.hist_len; ++n) most = fp8::is_finite(history[n]) && history[n] > most ? history[n] : most;
-  return most;
+  uint32_t most = 0;
+  for (int32_t n = 0; n < ring.hist_len; ++n) most = std::max(most, fp8::amax_bits(history[n]));
+  return fp8::float_of(most);
 }
 
 void fold(const cqsa_fp8_ring_leaf& leaf, int64_t n) {
@@ -54,7 +57,7 @@ bool fp8_ring_is_sound(const cqsa_fp8_ring& ring) { return fp8::is_ring(state_of
 
 void fp8_ring_take(const cqsa_fp8_ring& ring, float amax) {
   ring_state& state = state_of(ring);
-  if (!(amax >= 0) || !fp8::is_finite(amax)) {
+  if (!fp8::is_amax(amax)) {
     ++state.refused;
     return;
   }
@@ -66,11 +69,12 @@ void fp8_ring_take(const cqsa_fp8_ring& ring, float amax) {
 
 void fp8_ring_stage(const cqsa_fp8_ring& ring, float amax) {
   ring_state& state = state_of(ring);
-  if (!fp8::is_finite(amax)) ++state.refused;
+  if (!fp8::is_amax(amax)) ++state.refused;
   else if (amax > state.staged) state.staged = amax;
 }
 
 cqsa_status fp8_rings(void*, const cqsa_fp8_ring_leaf* leaf, const cqsa_exec*, void*) {
+  const plain_floats mode;
   for (int64_t n = 0; n < leaf->count && leaf->what != CQSA_FP8_RINGS_INIT; ++n)
     if (!fp8_ring_is_sound(leaf->rings[n])) return fail(CQSA_ERROR_INVALID_ARGUMENT, "the memory of a ring holds another ring, or none");
   for (int64_t n = 0; n < leaf->count; ++n) {
@@ -82,6 +86,7 @@ cqsa_status fp8_rings(void*, const cqsa_fp8_ring_leaf* leaf, const cqsa_exec*, v
 }
 
 cqsa_status fp8_scale(void*, const cqsa_fp8_scale_leaf* leaf, const cqsa_exec*, void*) {
+  const plain_floats mode;
   const cqsa_scale_grid& from = leaf->amax.data ? leaf->amax : leaf->scale_inv_in;
   const bool pow2 = leaf->pow2 || has_power_scales(leaf->scale_inv);
   const fp8::scale_rule rule{leaf->format, leaf->margin, pow2, leaf->eps, leaf->amax_limit};

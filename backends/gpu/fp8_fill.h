@@ -36,9 +36,6 @@ inline fp8_ring_place ring_place_of(const cqsa_fp8_ring& r, bool stage) {
   return {static_cast<char*>(r.state), r.hist_len, r.format, r.margin, r.algorithm, (r.flags & CQSA_FP8_POW2) ? 1 : 0, stage};
 }
 
-// A scale for each group of rows: block {0, 0} comes as all rows, {1, ..} as single ones, and both may be one row.
-inline bool scales_per_group(bool groups, const cqsa_scale_grid& g, int64_t all_rows) { return groups && (g.block[0] > 1 || g.rows != all_rows); }
-
 inline bool aligned_to(const void* data, uint64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
 
 // Blocks of 256 threads for so many units, `each` of them for a block at a time, at most `per_unit` on a multiprocessor.

@@ -57,7 +57,7 @@ CQSA_DEVICE uint32_t general_elements(const fp8_job& job, const fp8_head& head, 
     if (!side.single) {
       const int64_t r = side.per_group ? group_of(job.groups, job.groups_bytes, job.groups_stride, job.num_groups, i, job.batch * job.rows) : i / side.block[0];
       scale = known_scale(job, side, r, j / side.block[1]).scale;
-      if (!scale_is_sound(scale)) continue;
+      if (!fp8::is_scale(scale)) continue;
     }
     write_code(job, side, &w, i, j, x, scale);
   }

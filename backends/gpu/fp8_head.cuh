@@ -37,9 +37,12 @@ CQSA_DEVICE bool workspace_is_sound(const fp8_params& p) {
 CQSA_DEVICE bool ring_is_sound(const fp8_ring_place& r) {
   const fp8::ring_state& s = *reinterpret_cast<const fp8::ring_state*>(r.state);
   return s.magic == fp8::ring_magic && s.version == fp8::ring_version && s.hist_len == r.hist_len && s.format == r.format && s.margin == r.margin &&
-         s.algorithm == r.algorithm && s.pow2 == r.pow2 && s.index >= 0 && s.index < s.hist_len && fp8::is_static_scale(s.scale);
+         s.algorithm == r.algorithm && s.pow2 == r.pow2 && s.index >= 0 && s.index < s.hist_len && fp8::is_scale(s.scale);
 }
-CQSA_DEVICE bool scale_is_sound(float x) { return fp8::is_static_scale(x); }
+// Of a static scale. As E8M0 another one would be published than the codes were made with.
+CQSA_DEVICE bool scale_is_sound(const fp8_side& side, float x) {
+  return side.scale_inv.data && has_bytes(side.scale_inv) ? fp8::is_power_of_two(x) : fp8::is_scale(x);
+}
 
 CQSA_DEVICE fp8::scale_rule rule_of(const fp8_job& job, const fp8_side& side) {
   return {side.format, job.margin, side.pow2, job.eps, job.amax_limit};
@@ -47,11 +50,12 @@ CQSA_DEVICE fp8::scale_rule rule_of(const fp8_job& job, const fp8_side& side) {
 
 CQSA_DEVICE float plain_amax(uint32_t bits) { return plain_nan(float_of(bits)); }
 
-// The pair of block (r, c) where it does not depend on this launch's data: static, or from the amaxes of the launch before.
+// The pair of block (r, c) where it does not depend on this launch's data: static, 0 where that is wrong, or from the amaxes of the launch before.
 CQSA_DEVICE fp8::scale_pair known_scale(const fp8_job& job, const fp8_side& side, int64_t r, int64_t c) {
   if (job.source == CQSA_FP8_STATIC) {
-    const float given = load_scale(side.scale_in, r, c, side.columns), scale = side.ratio == 1.0f ? given : fp8::clamped_scale(given * side.ratio);
-    return {scale, 1.0f / scale, 0};
+    const float scale = load_scale(side.scale_in, r, c, side.columns);
+    if (!scale_is_sound(side, scale)) return {0.0f, 0.0f, 0};
+    return fp8::scale_times(scale, side.ratio);
   }
   return fp8::scale_of(plain_amax(job.words[side.per_group ? 1 + r : 0]), rule_of(job, side));
 }
@@ -59,8 +63,7 @@ CQSA_DEVICE fp8::scale_pair single_scale(const fp8_job& job, const fp8_side& sid
   if (job.source != CQSA_FP8_RING) return known_scale(job, side, 0, 0);
   const fp8::ring_state& s = *reinterpret_cast<const fp8::ring_state*>(job.ring.state);
   if (side.ratio == 1.0f) return {s.scale, s.scale_inv, 0};
-  const float scale = fp8::clamped_scale(s.scale * side.ratio);
-  return {scale, 1.0f / scale, 0};
+  return fp8::scale_times(s.scale, side.ratio);
 }
 
 // Codes of this launch have scales that are known at its begin.
@@ -85,7 +88,7 @@ CQSA_DEVICE fp8_head head_of(const fp8_params& p, const fp8_job& job) {
       if (!side.codes.data || !side.single || !is_known(p, job, side)) continue;
       const fp8::scale_pair pair = single_scale(job, side);
       head.scale[s] = pair.scale;
-      sound = sound && scale_is_sound(pair.scale);
+      sound = sound && fp8::is_scale(pair.scale);
     }
   if (!sound && first && job.counters && p.phase != phase_amax) atomic_add_i64(job.counters + 3 * job.counters_stride, 1);
   if (job.groups) head.rows = group_begin(job.groups, job.groups_bytes, job.groups_stride, job.num_groups, head.rows);
@@ -102,7 +105,8 @@ CQSA_DEVICE void publish(const fp8_params& p, const fp8_job& job, const fp8_head
     const fp8_side& side = job.side[s];
     if (!side.codes.data) continue;
     clear_padding(side.scale_inv, side.rows, side.columns, first, step);
-    if (!is_known(p, job, side) || (!side.scale.data && !side.scale_inv.data)) continue;
+    const bool counts = job.counters && job.source == CQSA_FP8_STATIC && !side.single;
+    if (!is_known(p, job, side) || (!side.scale.data && !side.scale_inv.data && !counts)) continue;
     if (side.single) {
       if (first != 0 || (job.groups && head.rows == 0)) continue;
       const fp8::scale_pair pair = single_scale(job, side);
@@ -113,7 +117,10 @@ CQSA_DEVICE void publish(const fp8_params& p, const fp8_job& job, const fp8_head
     for (int64_t i = first; i < rows * side.columns; i += step) {
       const int64_t r = i / side.columns, c = i - r * side.columns;
       const fp8::scale_pair pair = known_scale(job, side, r, c);
-      if (!scale_is_sound(pair.scale)) continue;
+      if (!fp8::is_scale(pair.scale)) {
+        if (counts) atomic_add_i64(job.counters + 3 * job.counters_stride, 1);
+        continue;
+      }
       store_scale(side.scale, r, c, side.columns, pair.scale), store_scale(side.scale_inv, r, c, side.columns, pair.scale_inv);
     }
   }
@@ -154,13 +161,13 @@ template <int Lanes> CQSA_DEVICE void ring_take(char* state, float amax) {
   fp8::ring_state& s = *reinterpret_cast<fp8::ring_state*>(state);
   float* const history = reinterpret_cast<float*>(state + sizeof(fp8::ring_state));
   const int lane = thread_index() % Lanes;
-  if (!(amax >= 0) || !fp8::is_finite(amax)) {
+  if (!fp8::is_amax(amax)) {
     if (lane == 0) ++s.refused;
     return;
   }
-  uint32_t most = bits_of(amax) & 0x7fffffffu;
+  uint32_t most = fp8::amax_bits(amax);
   for (int i = lane; i < s.hist_len; i += Lanes)
-    if (i != s.index && history[i] > 0 && fp8::is_finite(history[i])) most = larger_u32(most, bits_of(history[i]));
+    if (i != s.index) most = larger_u32(most, fp8::amax_bits(history[i]));
   most = most_of_lanes<Lanes>(most);
   if (lane != 0) return;
   history[s.index] = amax;
@@ -173,7 +180,7 @@ template <int Lanes> CQSA_DEVICE void ring_take(char* state, float amax) {
 
 CQSA_DEVICE void ring_stage(char* state, float amax) {
   fp8::ring_state& s = *reinterpret_cast<fp8::ring_state*>(state);
-  if (!fp8::is_finite(amax)) ++s.refused;
+  if (!fp8::is_amax(amax)) ++s.refused;
   else if (amax > s.staged) s.staged = amax;
 }
 

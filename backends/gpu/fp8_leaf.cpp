@@ -18,20 +18,18 @@ enum class way { general, stream, tile, group, row, row_whole };
 const cqsa_fp8_output& side_of(const cqsa_fp8_job& job, int s) { return s == 0 ? job.row : job.transposed; }
 // Data may be missing: of what is empty, and where only the workspace is asked for.
 bool is_wanted(const cqsa_fp8_output& o) { return o.codes.dtype != CQSA_DTYPE_NONE; }
-int64_t all_rows(const cqsa_fp8_job& job) { return job.batch * job.rows; }
-bool per_group(const cqsa_fp8_job& job, const cqsa_fp8_output& o) { return scales_per_group(job.groups != nullptr, o.scale, all_rows(job)); }
-bool is_single(const cqsa_fp8_job& job, const cqsa_fp8_output& o) { return !per_group(job, o) && o.scale.rows == 1 && o.scale.columns == 1; }
+bool is_single(const cqsa_fp8_output& o) { return !o.per_group && o.scale.rows == 1 && o.scale.columns == 1; }
 bool single_amax(const cqsa_fp8_job& job) { return job.block_amax.data && job.block_amax.rows == 1 && job.block_amax.columns == 1; }
 
 // Whether a side's scales come from an amax that only a whole launch can find.
 bool is_late(const cqsa_fp8_job& job) {
   if (job.source != CQSA_FP8_CURRENT) return false;
   for (int s = 0; s < 2; ++s)
-    if (const cqsa_fp8_output& o = side_of(job, s); is_wanted(o) && (is_single(job, o) || per_group(job, o))) return true;
+    if (const cqsa_fp8_output& o = side_of(job, s); is_wanted(o) && (is_single(o) || o.per_group)) return true;
   return false;
 }
 bool any_per_group(const cqsa_fp8_job& job) {
-  return (is_wanted(job.row) && per_group(job, job.row)) || (is_wanted(job.transposed) && per_group(job, job.transposed));
+  return (is_wanted(job.row) && job.row.per_group) || (is_wanted(job.transposed) && job.transposed.per_group);
 }
 
 // 32-bit words of a job in the workspace.
@@ -54,7 +52,7 @@ fp8_side make_side(const cqsa_fp8_job& job, int s, int first) {
   out.format = o.codes.dtype;
   out.pow2 = (job.flags & CQSA_FP8_POW2) || powers_only(o.scale_inv);
   out.ratio = job.source == CQSA_FP8_STATIC && o.scale_in.data ? 1.0f : o.ratio;
-  out.single = is_single(job, o), out.per_group = per_group(job, o);
+  out.single = is_single(o), out.per_group = o.per_group;
   return out;
 }
 

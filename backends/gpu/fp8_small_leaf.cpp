@@ -28,7 +28,7 @@ cqsa_status portable_fp8_dequantize(void* device, const cqsa_fp8_dequantize_leaf
   p.codes = matrix_of(a.codes), p.out = matrix_of(a.out), p.scale_inv = grid_of(a.scale_inv);
   p.block[0] = larger(a.scale_inv.block[0], 1), p.block[1] = larger(a.scale_inv.block[1], 1), p.grid_columns = a.scale_inv.columns;
   p.groups = a.groups, p.groups_stride = a.groups_stride, p.num_groups = a.num_groups, p.groups_bytes = a.groups_dtype == CQSA_DTYPE_I64 ? 8 : 4;
-  p.per_group = scales_per_group(a.groups != nullptr, a.scale_inv, a.batch * a.rows);
+  p.per_group = a.per_group;
   p.chunks = divide_up(a.columns, 8);
   const int64_t bytes = p.out.kind == kind_f32 ? 4 : 2;
   p.codes.aligned = a.codes.stride[2] == 1 && aligned_to(a.codes.data, 8) && a.codes.stride[1] % 8 == 0 && (a.batch == 1 || a.codes.stride[0] % 8 == 0);

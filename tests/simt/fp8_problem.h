@@ -103,9 +103,8 @@ inline int64_t group_at(const cqsa_fp8_job& j, int64_t g) {
   return static_cast<const int32_t*>(j.groups)[g * j.groups_stride];
 }
 inline int64_t used_rows(const cqsa_fp8_job& j) { return j.groups ? group_at(j, j.num_groups) : j.batch * j.rows; }
-inline bool per_group(const cqsa_fp8_job& j, const cqsa_scale_grid& g) { return j.groups && (g.block[0] > 1 || g.rows != j.batch * j.rows); }
-inline int64_t block_row(const cqsa_fp8_job& j, const cqsa_scale_grid& g, int64_t i) {
-  if (!per_group(j, g)) return i / g.block[0];
+inline int64_t block_row(const cqsa_fp8_job& j, const cqsa_scale_grid& g, bool per_group, int64_t i) {
+  if (!per_group) return i / g.block[0];
   int64_t r = 0;
   while (r + 1 < j.num_groups && group_at(j, r + 1) <= i) ++r;
   return r;
@@ -121,10 +120,10 @@ inline float nan_max(float a, float b) { return std::isnan(a) || std::isnan(b) ?
 inline float counted(const cqsa_fp8_job& j, float x) { return j.nan_policy == CQSA_FP8_NAN_IGNORE && !std::isfinite(x) ? 0 : std::fabs(x); }
 
 // Largest magnitude of a block of a grid.
-inline float amax_of(const cqsa_fp8_job& j, const cqsa_scale_grid* g, int64_t r, int64_t c) {
+inline float amax_of(const cqsa_fp8_job& j, const cqsa_scale_grid* g, int64_t r, int64_t c, bool per_group = false) {
   float most = 0;
   for (int64_t i = 0; i < used_rows(j); ++i) {
-    if (g && block_row(j, *g, i) != r) continue;
+    if (g && block_row(j, *g, per_group, i) != r) continue;
     for (int64_t k = 0; k < j.columns; ++k)
       if (!g || k / g->block[1] == c) most = nan_max(most, counted(j, element(j, i, k)));
   }
@@ -135,27 +134,28 @@ inline fp8::ring_state& state_of(const cqsa_fp8_ring& r) { return *static_cast<f
 inline void take(const cqsa_fp8_ring& r, float amax) {
   fp8::ring_state& s = state_of(r);
   float* const history = reinterpret_cast<float*>(&s + 1);
-  if (!std::isfinite(amax)) return void(++s.refused);
+  if (!std::isfinite(amax) || amax < 0) return void(++s.refused);
   history[s.index] = amax, s.index = (s.index + 1) % s.hist_len;
   float most = 0;
-  for (int n = 0; n < s.hist_len; ++n) most = std::max(most, history[n]);
+  for (int n = 0; n < s.hist_len; ++n) most = std::isfinite(history[n]) ? std::max(most, history[n]) : most;
   if (s.algorithm == CQSA_FP8_RING_MOST_RECENT) most = amax;
   if (most == 0) return;
   const fp8::scale_pair pair = fp8::scale_of(most, {s.format, s.margin, s.pow2, 0, 0});
   s.scale = pair.scale, s.scale_inv = pair.scale_inv;
 }
 
+inline float clamp_scale(float x) { return std::min(std::max(x, 0x1p-126f), 0x1.fffffep127f); }
 inline fp8::scale_pair scale_for(const cqsa_fp8_job& j, const cqsa_fp8_output& o, const cqsa_fp8_output& first, int64_t r, int64_t c) {
   if (j.source == CQSA_FP8_STATIC) {
-    const float scale = o.scale_in.data ? load_scale(o.scale_in, r, c) : load_scale(first.scale_in, r, c) * o.ratio;
+    const float scale = o.scale_in.data ? load_scale(o.scale_in, r, c) : clamp_scale(load_scale(first.scale_in, r, c) * o.ratio);
     return {scale, 1.0f / scale, 0};
   }
   if (j.source == CQSA_FP8_RING) {
     if (o.ratio == 1) return {state_of(j.ring).scale, state_of(j.ring).scale_inv, 0};
-    const float scale = state_of(j.ring).scale * o.ratio;
+    const float scale = clamp_scale(state_of(j.ring).scale * o.ratio);
     return {scale, 1.0f / scale, 0};
   }
-  return fp8::scale_of(amax_of(j, &o.scale, r, c), {o.codes.dtype, j.margin, (j.flags & CQSA_FP8_POW2) || powers(o.scale_inv), j.eps, j.amax_limit});
+  return fp8::scale_of(amax_of(j, &o.scale, r, c, o.per_group), {o.codes.dtype, j.margin, (j.flags & CQSA_FP8_POW2) || powers(o.scale_inv), j.eps, j.amax_limit});
 }
 
 inline void side(const cqsa_fp8_job& j, const cqsa_fp8_output& o, const cqsa_fp8_output& first) {
@@ -163,13 +163,13 @@ inline void side(const cqsa_fp8_job& j, const cqsa_fp8_output& o, const cqsa_fp8
   for (int64_t r = 0; r < o.scale.rows; ++r)
     for (int64_t c = 0; c < o.scale.columns; ++c) {
       pairs.push_back(scale_for(j, o, first, r, c));
-      if (j.groups && !per_group(j, o.scale) && r >= used_rows(j)) continue;  // a row in no group
+      if (j.groups && !o.per_group && r >= used_rows(j)) continue;  // a row in no group
       store_scale(o.scale, r, c, pairs.back().scale), store_scale(o.scale_inv, r, c, pairs.back().scale_inv);
     }
   clear_padding(o.scale_inv);
   for (int64_t i = 0; i < used_rows(j); ++i)
     for (int64_t c = 0; c < j.columns; ++c) {
-      const float x = element(j, i, c), y = x * pairs[size_t(block_row(j, o.scale, i) * o.scale.columns + c / o.scale.block[1])].scale;
+      const float x = element(j, i, c), y = x * pairs[size_t(block_row(j, o.scale, o.per_group, i) * o.scale.columns + c / o.scale.block[1])].scale;
       const bool saturate = !(j.flags & CQSA_FP8_NO_SATURATE);
       uint8_t code = code_of(y, o.codes.dtype, saturate);
       bool large = overflows(y, o.codes.dtype);
@@ -329,11 +329,11 @@ inline void add_side(problem& p, draw& d, cqsa_fp8_output& o, const wishes& w, b
   const cqsa_dtype type = d.one_in(3) ? CQSA_DTYPE_E8M0FNU : CQSA_DTYPE_F32;
   o.scale = grid(p, d, b[0], b[1], CQSA_DTYPE_F32, 0, !d.one_in(3), each);
   o.scale_inv = grid(p, d, b[0], b[1], type, layout, !d.one_in(4), each);
-  o.ratio = 1;
+  o.ratio = 1, o.per_group = each;
   if (j.source != CQSA_FP8_STATIC) return;
   o.scale_in = grid(p, d, b[0], b[1], CQSA_DTYPE_F32, 0, true, each);
   for (int64_t r = 0; r < o.scale.rows; ++r)
-    for (int64_t c = 0; c < o.scale.columns; ++c) store_scale(o.scale_in, r, c, float(1 + d.to(1000)) / float(1 + d.to(50)));
+    for (int64_t c = 0; c < o.scale.columns; ++c) store_scale(o.scale_in, r, c, powers(o.scale_inv) ? std::ldexp(1.0f, int(d.to(16)) - 8) : float(1 + d.to(1000)) / float(1 + d.to(50)));
 }
 
 inline problem make(uint64_t seed, const wishes& w = {}) {
@@ -372,7 +372,7 @@ inline problem make(uint64_t seed, const wishes& w = {}) {
   if (sides & 1) add_side(p, d, j.row, w, false, groups);
   if (sides & 2) add_side(p, d, j.transposed, w, true, groups);
   cqsa_fp8_output& second = j.transposed;
-  if (sides == 3 && (j.source == CQSA_FP8_RING || (j.source == CQSA_FP8_STATIC && d.one_in(2) && second.scale.rows == j.row.scale.rows && second.scale.columns == j.row.scale.columns))) {
+  if (sides == 3 && (j.source == CQSA_FP8_RING || (j.source == CQSA_FP8_STATIC && d.one_in(2) && !powers(second.scale_inv) && second.scale.rows == j.row.scale.rows && second.scale.columns == j.row.scale.columns))) {
     second.scale_in.data = nullptr;
     second.ratio = fp8::largest_of(second.codes.dtype) / fp8::largest_of(j.row.codes.dtype);
   }

@@ -197,9 +197,9 @@ TEST_CASE("simt fp8: amaxes of blocks") {
 }
 
 TEST_CASE("simt fp8: what is wrong on the device leaves everything as it is and is counted") {
-  for (const int what : {0, 1, 2, 3}) {
+  for (const int what : {0, 1, 2, 3, 4, 5, 6}) {
     wishes w;
-    w.plain = true, w.sides = 3, w.source = what < 2 ? CQSA_FP8_RING : CQSA_FP8_STATIC, w.block[0] = w.block[1] = 0;
+    w.plain = true, w.sides = 3, w.source = what < 2 || what == 6 ? CQSA_FP8_RING : CQSA_FP8_STATIC, w.block[0] = w.block[1] = 0;
     problem p = make(31, w);
     p.job.skip = nullptr, p.job.amax = reinterpret_cast<float*>(p.take(4));
     p.job.counters_stride = 1, p.job.counters = reinterpret_cast<int64_t*>(p.take(32, 0, 0));
@@ -210,12 +210,36 @@ TEST_CASE("simt fp8: what is wrong on the device leaves everything as it is and 
     if (what == 1) ws.bytes.data()[0] ^= 1;
     if (what == 2) store_scale(p.job.row.scale_in, 0, 0, 0.0f);
     if (what == 3) store_scale(p.job.row.scale_in, 0, 0, INFINITY);
+    if (what == 4) store_scale(p.job.row.scale_in, 0, 0, 1e-39f);
+    if (what == 5) p.job.row.scale_inv = {p.take(4), CQSA_DTYPE_E8M0FNU, 0, {1, 1}, 1, 1, {7, 7}}, store_scale(p.job.row.scale_in, 0, 0, 100.0f);
+    if (what == 6) state_of(p.job.ring).scale = INFINITY;
+    p.job.counters = reinterpret_cast<int64_t*>(p.take(32, 0, 0));
     auto want = p.snapshot();
     int64_t one = 1;
     std::memcpy(want.back().data() + 24, &one, 8);
     REQUIRE(gpu::portable_fp8_quantize(&d, &leaf, ws.bytes.data(), ws.bytes.size, nullptr, nullptr) == CQSA_OK);
     CHECK(difference(p, want) == "");
   }
+}
+
+TEST_CASE("simt fp8: of several static scales a wrong one leaves its block as it is and is counted") {
+  wishes w;
+  w.plain = true, w.sides = 1, w.source = CQSA_FP8_STATIC, w.rows = 6, w.columns = 40, w.block[0] = 1, w.block[1] = 0, w.wild = false;
+  problem p = make(3, w);
+  p.job.skip = nullptr, p.job.rng = nullptr, p.job.groups = nullptr, p.job.column_sum = nullptr;
+  p.job.counters_stride = 1, p.job.counters = reinterpret_cast<int64_t*>(p.take(32, 0, 0));
+  store_scale(p.job.row.scale_in, 2, 0, 0.0f), store_scale(p.job.row.scale_in, 4, 0, -INFINITY);
+  simt::device d = device_of(3, 32);
+  const cqsa_fp8_quantize_leaf leaf = leaf_of(&p.job, 1);
+  workspace ws(d, leaf);
+  REQUIRE(gpu::portable_fp8_quantize(&d, &leaf, ws.bytes.data(), ws.bytes.size, nullptr, nullptr) == CQSA_OK);
+  CHECK(p.job.counters[3] == 2);
+  for (int64_t i = 0; i < 6; ++i)
+    for (int64_t c = 0; c < 40; ++c) {
+      const uint8_t got = uint8_t(*place(p.job.row.codes, p.job, i, c));
+      if (i == 2 || i == 4) CHECK(got == 0x5a);
+      else CHECK(got == code_of(element(p.job, i, c) * load_scale(p.job.row.scale_in, i, 0), p.job.row.codes.dtype, !(p.job.flags & CQSA_FP8_NO_SATURATE)));
+    }
 }
 
 TEST_CASE("simt fp8: rings begin, fold and tell what is staged") {
@@ -226,7 +250,7 @@ TEST_CASE("simt fp8: rings begin, fold and tell what is staged") {
       std::vector<cqsa_fp8_ring> rings;
       for (int n = 0; n < count; ++n) rings.push_back(make_ring(p, d, n % 2 ? CQSA_DTYPE_E5M2 : CQSA_DTYPE_E4M3FN)), state_of(rings.back()).staged = n % 3 ? float(n) : 0;
       float* const amaxes = reinterpret_cast<float*>(p.take(size_t(8 * count)));
-      for (int n = 0; n < 2 * count; ++n) amaxes[n] = n % 7 == 6 ? INFINITY : float(d.to(500));
+      for (int n = 0; n < 2 * count; ++n) amaxes[n] = n % 7 == 6 ? INFINITY : n % 11 == 9 ? -3.0f : float(d.to(500));
       simt::device device = device_of(5, lanes);
       cqsa_fp8_ring_leaf leaf{CQSA_FP8_RINGS_READ_STAGED, 0, rings.data(), count, amaxes, 2, 3.0f, 0};
       for (const bool given : {true, false}) {
@@ -272,13 +296,13 @@ TEST_CASE("simt fp8: codes back to numbers") {
     const auto& b = blocks[d.to(j.groups ? 2 : 6)];
     const bool each = j.groups && b[0] == 0;
     a.scale_inv = grid(p, d, b[0], b[1], d.one_in(2) ? CQSA_DTYPE_F32 : CQSA_DTYPE_E8M0FNU, int32_t(d.to(3)), true, each);
-    a.groups = j.groups, a.groups_dtype = j.groups_dtype, a.groups_stride = j.groups_stride, a.num_groups = j.num_groups;
+    a.per_group = each, a.groups = j.groups, a.groups_dtype = j.groups_dtype, a.groups_stride = j.groups_stride, a.num_groups = j.num_groups;
     for (int64_t r = 0; r < a.scale_inv.rows; ++r)
       for (int64_t c = 0; c < a.scale_inv.columns; ++c) store_scale(a.scale_inv, r, c, float(1 + d.to(100)) / 16);
     const auto before = p.snapshot();
     for (int64_t i = 0; i < used_rows(j); ++i)
       for (int64_t c = 0; c < j.columns; ++c) {
-        const float y = decode(place(a.codes, j, i, c), a.codes.dtype) * load_scale(a.scale_inv, block_row(j, a.scale_inv, i), c / a.scale_inv.block[1]);
+        const float y = decode(place(a.codes, j, i, c), a.codes.dtype) * load_scale(a.scale_inv, block_row(j, a.scale_inv, each, i), c / a.scale_inv.block[1]);
         encode(place(a.out, j, i, c), a.out.dtype, std::isnan(y) ? fp8::float_of(0x7fc00000u) : y);
       }
     const auto want = p.snapshot();

@@ -177,6 +177,8 @@ struct rule {
   float eps, limit;
 };
 
+inline float clamp_scale(float x) { return std::clamp(x, 0x1p-126f, std::numeric_limits<float>::max()); }
+
 inline scales scale_of(float amax, const rule& r) {
   if (!(amax >= r.eps) && !std::isnan(amax)) amax = r.eps;
   if (r.limit > 0 && amax > r.limit) amax = r.limit;
@@ -188,8 +190,7 @@ inline scales scale_of(float amax, const rule& r) {
     e = std::clamp(e + r.margin, -127, 126);
     return {std::ldexp(1.0f, -e), std::ldexp(1.0f, e)};
   }
-  const float quotient = static_cast<float>(largest) / amax;
-  const float scale = std::clamp(static_cast<float>(std::ldexp(static_cast<double>(quotient), -r.margin)), 0x1p-126f, std::numeric_limits<float>::max());
+  const float scale = clamp_scale(static_cast<float>(std::ldexp(largest, -r.margin)) / amax);
   return {scale, 1.0f / scale};
 }
 
@@ -266,7 +267,7 @@ struct ring_model {
   ring_model(const rule& of, int length, bool recent, float amax)
       : r(of), most_recent(recent), history(static_cast<size_t>(length), 0.0f), now(scale_of(amax, of)) {}
   void take(float amax) {
-    if (!std::isfinite(amax)) return void(++refused);
+    if (!std::isfinite(amax) || amax < 0) return void(++refused);
     history[static_cast<size_t>(index)] = amax;
     index = (index + 1) % static_cast<int>(history.size());
     const float from = most_recent ? amax : *std::max_element(history.begin(), history.end());

@@ -27,10 +27,7 @@ struct problem {
   cqsa_fp8_quantize_args args = CQSA_FP8_QUANTIZE_ARGS_INIT;
 
   int64_t all_rows() const { return batch * rows; }
-  bool pow2() const {
-    const auto implied = [](const side_problem& s) { return s.scale_inv.there() && s.scale_inv.dtype != CQSA_DTYPE_F32; };
-    return (flags & CQSA_FP8_POW2) || implied(row) || implied(transposed);
-  }
+  bool pow2(const side_problem& s) const { return (flags & CQSA_FP8_POW2) || (s.scale_inv.there() && s.scale_inv.dtype != CQSA_DTYPE_F32); }
   std::vector<box*> boxes() {
     return {&x, &x_scale_inv, &up, &groups, &rng, &skip, &amax, &column_sum, &counters, &row.out, &row.scale_in, &row.scale, &row.scale_inv,
             &transposed.out, &transposed.scale_in, &transposed.scale, &transposed.scale_inv};
@@ -122,11 +119,11 @@ struct expectation {
   bool about(float a, float b) const { return same(a, b) || (p.up.there() && std::fabs(a - b) <= 4e-6f * std::fabs(b)); }
 
   scales scale_of_block(const side_problem& s, const grid& g, int64_t n) const {
-    if (p.source == CQSA_FP8_CURRENT) return scale_of(g.amax[static_cast<size_t>(n)], {s.out.dtype, p.margin, p.pow2(), p.eps, p.limit});
+    if (p.source == CQSA_FP8_CURRENT) return scale_of(g.amax[static_cast<size_t>(n)], {s.out.dtype, p.margin, p.pow2(s), p.eps, p.limit});
     float scale = p.source == CQSA_FP8_RING ? ring_now.scale : s.scale_in.f32(n);
     if (p.source == CQSA_FP8_RING && &s == &p.transposed && p.row.wanted) {
       const volatile float ratio = static_cast<float>(fp8_max(s.out.dtype)) / ring_largest;
-      scale *= ratio;
+      scale = clamp_scale(scale * ratio);
     }
     return {scale, 1.0f / scale};
   }
@@ -262,7 +259,7 @@ inline box draw_grid(dice& d, cqsa_dtype type, int64_t rows, int64_t cols) {
 
 inline void draw_scale_inv(dice& d, const problem& p, side_problem& s) {
   const int64_t r = p.grid_rows(s), c = p.grid_cols(s);
-  const bool bytes = chance(d, 30) && p.source == CQSA_FP8_CURRENT;
+  const bool bytes = chance(d, 30) && p.source != CQSA_FP8_RING;
   const int kind = bytes ? static_cast<int>(between(d, 0, 2)) : 0;
   s.layout = kind;
   const cqsa_dtype byte_type = chance(d, 50) ? CQSA_DTYPE_E8M0FNU : CQSA_DTYPE_U8;
@@ -276,12 +273,12 @@ inline void draw_side(dice& d, problem& p, side_problem& s, std::vector<int64_t>
   s.wanted = true;
   s.out = box(formats[between(d, 0, 3)], std::move(shape), d);
   const int64_t r = p.grid_rows(s), c = p.grid_cols(s);
-  if (p.source == CQSA_FP8_STATIC) {
-    s.scale_in = draw_grid(d, CQSA_DTYPE_F32, r, c);
-    for (int64_t n = 0; n < r * c; ++n) s.scale_in.set(n, std::exp2(static_cast<double>(between(d, -6, 12)) + 0.01 * static_cast<double>(between(d, 0, 99))));
-  }
   if (chance(d, 70) || p.up.there()) s.scale = draw_grid(d, CQSA_DTYPE_F32, r, c);
   if (chance(d, 80)) draw_scale_inv(d, p, s);
+  if (p.source != CQSA_FP8_STATIC) return;
+  const double step = p.pow2(s) ? 0 : 0.01;  // E8M0 takes powers of two alone
+  s.scale_in = draw_grid(d, CQSA_DTYPE_F32, r, c);
+  for (int64_t n = 0; n < r * c; ++n) s.scale_in.set(n, std::exp2(static_cast<double>(between(d, -6, 12)) + step * static_cast<double>(between(d, 0, 99))));
 }
 
 inline void draw_x(dice& d, problem& p, int wild) {
@@ -318,7 +315,7 @@ inline void draw_numbers(dice& d, problem& p) {
   p.margin = chance(d, 30) ? static_cast<int32_t>(between(d, -3, 5)) : 0;
   if (chance(d, 15)) p.eps = 0.01f;
   if (chance(d, 15)) p.limit = 2.0f;
-  if (chance(d, 20)) p.flags |= CQSA_FP8_POW2;
+  if (chance(d, 20) && p.source == CQSA_FP8_CURRENT) p.flags |= CQSA_FP8_POW2;
   if (chance(d, 20)) p.flags |= CQSA_FP8_NO_SATURATE;
 }
 

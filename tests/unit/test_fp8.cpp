@@ -3,6 +3,10 @@
 // outputs nothing.
 #include "fp8_problem.h"
 
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
 using namespace fp8_test;
 
 namespace {
@@ -141,6 +145,45 @@ TEST_CASE("fp8 quantize: random rings", "[fp8]") {
   }
 }
 
+// One row: as many rows as groups, and blocks of one row as of the tensor.
+TEST_CASE("fp8 quantize: the scale of a group without rows", "[fp8]") {
+  for (const int64_t end : {0, 1}) {
+    problem p = plain(1, 40);
+    dice d(2);
+    p.groups = box(CQSA_DTYPE_I32, {2}, d), p.groups.set(0, 0), p.groups.set(1, static_cast<double>(end));
+    p.row.scale = box(CQSA_DTYPE_F32, {1, 1}, d), p.row.scale_inv = box(CQSA_DTYPE_F32, {1, 1}, d);
+    for (box* b : p.boxes()) b->freeze();
+    const std::string wrong = run_and_compare(p);
+    INFO(wrong);
+    CHECK(wrong.empty());
+    CHECK((end || (p.row.scale.f32(0) == 1 && p.row.scale_inv.f32(0) == 1)));
+  }
+}
+
+#if defined(__SSE2__)
+// Whatever the caller does with subnormal numbers and rounding: the same bits, and its mode is still there afterwards.
+TEST_CASE("fp8 quantize: the caller's mode of floating point does not count", "[fp8]") {
+  const unsigned own = _mm_getcsr();
+  for (const unsigned mode : {0x8040u, 0x2000u, 0x4000u, 0xE040u})
+    for (uint64_t seed = 1; seed <= 60; ++seed) {
+      problem p = random_problem(seed);
+      for (int64_t n = 0; n < p.x.count() && seed % 2; ++n) p.x.set(n, p.x.get(n) * 1e-38);
+      p.x.freeze();
+      const std::vector<int64_t> before = counters_of(p);
+      const cqsa_fp8_quantize_args& args = p.bound();
+      _mm_setcsr(own | mode);
+      const cqsa_status status = cqsa_fp8_quantize(cpu_context(seed % 3 ? 1 : 2), &args, nullptr);
+      const unsigned after = _mm_getcsr();
+      _mm_setcsr(own);
+      must(status);
+      const std::string wrong = compare(p, {1, 1}, before);
+      INFO("mode " << mode << " seed " << seed << ": " << wrong);
+      REQUIRE(wrong.empty());
+      REQUIRE(((after ^ own) & ~0x3Fu) == mode);
+    }
+}
+#endif
+
 TEST_CASE("fp8 quantize: many at once, as one by one", "[fp8]") {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     std::vector<problem> all;
@@ -237,6 +280,68 @@ TEST_CASE("fp8 ring: amaxes that are not finite, zeros, bulk fold, staging, save
     one.model = model;
     CHECK(one.compare().empty());
   }
+}
+
+// Where the quotient of two formats would take a scale, or its reciprocal, out of f32.
+TEST_CASE("fp8 ring: scales of both formats stay in range", "[fp8]") {
+  const auto check = [](cqsa_dtype own, cqsa_dtype other, int32_t margin, float amax, float wanted) {
+    problem p = plain(5, 7, own);
+    dice d(9);
+    p.transposed.wanted = true, p.transposed.out = box(other, {7, 5}, d), p.transposed.scale = box(CQSA_DTYPE_F32, {}, d);
+    p.transposed.scale_inv = box(CQSA_DTYPE_F32, {}, d), p.source = CQSA_FP8_RING, p.x.set(3, 0);
+    for (box* b : p.boxes()) b->freeze();
+    own_ring ring(own, 2, margin, false, false, amax);
+    p.ring = ring.args;
+    const std::string wrong = run_and_compare(p, ring.model.now);
+    INFO(wrong);
+    CHECK(wrong.empty());
+    CHECK(p.transposed.scale.f32(0) == wanted);
+    CHECK((p.transposed.scale_inv.f32(0) > 0 && std::isfinite(p.transposed.scale_inv.f32(0))));
+    CHECK(p.transposed.out.byte(3 * 5) == 0);
+  };
+  check(CQSA_DTYPE_E4M3FN, CQSA_DTYPE_E5M2, 0, 1e-40f, std::numeric_limits<float>::max());
+  check(CQSA_DTYPE_E5M2, CQSA_DTYPE_E4M3FN, 64, 3e38f, 0x1p-126f);
+}
+
+TEST_CASE("fp8 scales: a margin counts where the quotient without it overflows", "[fp8]") {
+  problem p = plain(4, 4);
+  for (int64_t n = 0; n < 16; ++n) p.x.set(n, 1e-36);
+  p.x.freeze(), p.margin = 4;
+  const std::string wrong = run_and_compare(p);
+  INFO(wrong);
+  CHECK(wrong.empty());
+  CHECK(p.row.scale.f32(0) == 28.0f / 1e-36f);
+}
+
+TEST_CASE("fp8 ring: what a restored ring may hold, and what it takes in", "[fp8]") {
+  own_ring ring(CQSA_DTYPE_E4M3FN, 4, 0, false, false, 1.0f);
+  problem p = plain(6, 6);
+  p.source = CQSA_FP8_RING, p.ring = ring.args;
+  const auto put = [&](int64_t at, float x) { std::memcpy(ring.memory.data() + at, &x, sizeof x); };
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const float bad : {0.0f, -1.0f, inf, std::nanf(""), 1e-40f}) {
+    put(40, bad);  // scale
+    for (box* b : p.boxes()) b->freeze();
+    CHECK(cqsa_fp8_quantize(cpu_context(), &p.bound(), nullptr) == CQSA_ERROR_INVALID_ARGUMENT);
+    CHECK(std::string(cqsa_last_error()).find("args->ring->state is a ring whose scale is ") == 0);
+    for (box* b : p.boxes()) CHECK(b->unchanged());
+    CHECK(cqsa_fp8_ring_fold(cpu_context(), &ring.args, 1, nullptr, nullptr) == CQSA_ERROR_INVALID_ARGUMENT);
+  }
+  put(40, 448.0f);
+  put(64 + 4, inf), put(64 + 8, std::nanf("")), put(64 + 12, -5.0f);  // of the history
+  dice d(1);
+  box amax(CQSA_DTYPE_F32, {1}, d);
+  const auto fold = [&](float x) {
+    amax.set(0, x);
+    must(cqsa_fp8_ring_fold(cpu_context(), &ring.args, 1, amax.tensor(), nullptr));
+    cqsa_fp8_ring_info info = CQSA_FP8_RING_INFO_INIT;
+    must(cqsa_fp8_ring_read(cpu_context(), &ring.args, &info, nullptr, nullptr));
+    return info;
+  };
+  cqsa_fp8_ring_info info = fold(2.0f);
+  CHECK((info.index == 1 && info.refused == 0 && info.scale == 224.0f));
+  info = fold(-3.0f);
+  CHECK((info.index == 1 && info.refused == 1 && info.scale == 224.0f));
 }
 
 TEST_CASE("fp8 ring: staged amaxes are read and folded once", "[fp8]") {

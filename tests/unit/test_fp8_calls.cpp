@@ -78,8 +78,17 @@ TEST_CASE("fp8 calls: what quantize refuses, and how", "[fp8]") {
       {"source", [](args_type& a) { a.source = 3; }, CQSA_ERROR_UNKNOWN_FLAG, "args->source is 3, wanted CQSA_FP8_CURRENT, _STATIC or _RING"},
       {"no static scale", [](args_type& a) { a.source = CQSA_FP8_STATIC; }, CQSA_ERROR_NULL_POINTER,
        "args->row.scale_in is NULL, but args->source is CQSA_FP8_STATIC"},
+      {"static powers of two", [&](args_type& a) {
+         a.source = CQSA_FP8_STATIC, a.flags = CQSA_FP8_POW2, a.row.scale_in = c.scale_in.tensor(), a.transposed.scale_in = c.turned_in.tensor();
+       }, CQSA_ERROR_INVALID_ARGUMENT, "args->flags has CQSA_FP8_POW2, but the scales of args->row.out are those of args->row.scale_in: wanted E8M0 in"},
       {"needless static scale", [&](args_type& a) { a.row.scale_in = c.scale_in.tensor(); }, CQSA_ERROR_INVALID_ARGUMENT,
        "args->row.scale_in is given, but args->source is not CQSA_FP8_STATIC: wanted NULL"},
+      {"reserved", [](args_type& a) { a.reserved = 1; }, CQSA_ERROR_UNKNOWN_FLAG, "args->reserved is 1, wanted 0"},
+      {"reserved of a side", [](args_type& a) { a.row.reserved = 1; }, CQSA_ERROR_UNKNOWN_FLAG, "args->row.reserved is 1, wanted 0"},
+      {"reserved of no side", [](args_type& a) { a.transposed = CQSA_FP8_SIDE_INIT, a.transposed.reserved = 2; }, CQSA_ERROR_UNKNOWN_FLAG,
+       "args->transposed.reserved is 2, wanted 0"},
+      {"blocks of no scales", [](args_type& a) { a.x_block[0] = 1; }, CQSA_ERROR_INVALID_ARGUMENT,
+       "args->x_block is {1, 0}, but args->x is f16, which has no scales: wanted {0, 0}"},
       {"no ring", [](args_type& a) { a.source = CQSA_FP8_RING; }, CQSA_ERROR_NULL_POINTER, "args->ring is NULL, but args->source is CQSA_FP8_RING"},
       {"policy", [](args_type& a) { a.nan_policy = 2; }, CQSA_ERROR_UNKNOWN_FLAG, "args->nan_policy is 2, wanted one of CQSA_FP8_NAN_*"},
       {"flags", [](args_type& a) { a.flags = 16; }, CQSA_ERROR_UNKNOWN_FLAG, "args->flags has the unknown bits 0x10"},
@@ -122,7 +131,7 @@ TEST_CASE("fp8 calls: values that a host can look at", "[fp8]") {
   c.args.source = CQSA_FP8_STATIC, c.args.row.scale_in = c.scale_in.tensor(), c.args.transposed.scale_in = c.turned_in.tensor();
   const args_type good = c.args;
   REQUIRE(cqsa_fp8_quantize(cpu_context(), &good, nullptr) == CQSA_OK);
-  for (const double bad : {0.0, -1.5, HUGE_VAL, std::nan("")}) {
+  for (const double bad : {0.0, -1.5, HUGE_VAL, std::nan(""), 1e-39}) {
     c.scale_in.set(3, bad);
     const auto before = c.snapshot();
     CHECK(cqsa_fp8_quantize(cpu_context(), &good, nullptr) == CQSA_ERROR_INVALID_ARGUMENT);
@@ -133,6 +142,15 @@ TEST_CASE("fp8 calls: values that a host can look at", "[fp8]") {
     CHECK(cqsa_fp8_quantize_many(cpu_context(), many, 1, nullptr) == CQSA_ERROR_INVALID_ARGUMENT);
     CHECK(said().find("args[0]->row.scale_in is ") == 0);
   }
+  c.scale_in.set(3, 1.5);
+  array bytes(CQSA_DTYPE_E8M0FNU, {6, 2});
+  args_type powers = good;
+  powers.row.scale_inv = bytes.tensor();
+  CHECK(cqsa_fp8_quantize(cpu_context(), &powers, nullptr) == CQSA_ERROR_INVALID_ARGUMENT);
+  CHECK(said() == "args->row.scale_in is 1.5 at [0, 0], wanted a power of two, as args->row.scale_inv holds powers of two");
+  for (int64_t i = 0; i < 12; ++i) c.scale_in.set(i, i % 2 ? 0x1p-126 : 0x1p127);
+  CHECK(cqsa_fp8_quantize(cpu_context(), &powers, nullptr) == CQSA_OK);
+  CHECK((bytes.memory()[0] == 0 && static_cast<uint8_t>(bytes.memory()[1]) == 253));
   c.skip.set(0, 1);
   const auto before = c.snapshot();
   CHECK(cqsa_fp8_quantize(cpu_context(), &good, nullptr) == CQSA_OK);
@@ -184,6 +202,7 @@ TEST_CASE("fp8 calls: what rings refuse", "[fp8]") {
   refuse([](a&, r& x) { x.state = static_cast<char*>(x.state) + 4; }, CQSA_ERROR_WORKSPACE, "args->ring->state is not aligned to 64 bytes");
   refuse([](a&, r& x) { --x.bytes; }, CQSA_ERROR_WORKSPACE, "args->ring->bytes is 75, this ring needs 76");
   refuse([](a&, r& x) { *static_cast<char*>(x.state) = 1; }, bad, "args->ring->state is not a ring: it begins with 0x");
+  refuse([](a& x, r&) { x.flags = CQSA_FP8_POW2; }, bad, "args->flags has CQSA_FP8_POW2, but args->ring has not");
   refuse([](a& x, r&) { x.row.block[0] = 1; }, bad, "args->row.block is {1, 0}, wanted {0, 0} with CQSA_FP8_RING");
   refuse([&](a& x, r&) { x.groups = c.groups.tensor(); }, bad, "args->groups is given, but args->source is CQSA_FP8_RING");
   refuse([](a& x, r&) { x.source = CQSA_FP8_CURRENT; }, bad, "args->ring is given, but args->source is not CQSA_FP8_RING: wanted NULL");
@@ -320,6 +339,33 @@ TEST_CASE("fp8 calls: nothing to do is fine", "[fp8]") {
   CHECK((cqsa_fp8_gemm(cpu_context(), &g, nullptr) == CQSA_OK && number(amax, 0) == 0));
 }
 
+// One axis is 0, the others are larger than anybody can count, strides too.
+TEST_CASE("fp8 calls: nothing, of any size", "[fp8]") {
+  const int64_t large = int64_t{1} << 50, far = int64_t{1} << 60;
+  array none(CQSA_DTYPE_F32, {0, 1}), codes(CQSA_DTYPE_E4M3FN, {0, 1}), amax(CQSA_DTYPE_F32, {}), one(CQSA_DTYPE_F32, {}), counters(CQSA_DTYPE_I64, {4});
+  int64_t strides[] = {far, far, far};
+  const auto spread = [&](const cqsa_tensor* t) { return changed(t, [&](cqsa_tensor& x) { x.strides = strides; }); };
+  for (int64_t n = 0; n < 4; ++n) counters.set(n, 0);
+  for (const int64_t block : {0, 1}) {
+    cqsa_fp8_quantize_args a = CQSA_FP8_QUANTIZE_ARGS_INIT;
+    amax.set(0, 7);
+    a.x = spread(shaped(none.tensor(), {4, large, 0})), a.row.out = spread(shaped(codes.tensor(), {4, large, 0})), a.row.block[0] = block;
+    a.transposed.out = spread(shaped(codes.tensor(), {0, 4 * large})), a.transposed.block[0] = block, a.amax = amax.tensor(), a.counters = counters.tensor();
+    if (block == 0) a.row.scale = one.tensor();
+    CHECK(cqsa_fp8_quantize(cpu_context(), &a, nullptr) == CQSA_OK);
+    CHECK((amax.get(0) == 0 && (block || one.get(0) == 1) && counters.get(0) == 0));
+  }
+  array b(CQSA_DTYPE_E4M3FN, {0, 4}), d(CQSA_DTYPE_F32, {0, 1});
+  cqsa_fp8_gemm_args g = CQSA_FP8_GEMM_ARGS_INIT;
+  amax.set(0, 7);
+  const int64_t rows = int64_t{1} << 33;
+  int64_t same[] = {0, 0, 0};
+  const auto repeated = [&](const cqsa_tensor* t) { return changed(t, [&](cqsa_tensor& x) { x.strides = same; }); };
+  array codes4(CQSA_DTYPE_E4M3FN, {1, 4});
+  g.a = repeated(shaped(codes4.tensor(), {rows, 4})), g.b = b.tensor(), g.d = shaped(d.tensor(), {rows, 0}), g.d_amax = amax.tensor();
+  CHECK((cqsa_fp8_gemm(cpu_context(), &g, nullptr) == CQSA_OK && amax.get(0) == 0));
+}
+
 TEST_CASE("fp8 calls: what amax, scales, dequantize and transpose refuse", "[fp8]") {
   case_of_all c;
   const int64_t block[2] = {1, 128}, wrong_block[2] = {3, 3};
@@ -357,6 +403,7 @@ TEST_CASE("fp8 calls: what amax, scales, dequantize and transpose refuse", "[fp8
   expect(scale([](sa& a) { a.margin = -65; }), CQSA_ERROR_INVALID_ARGUMENT, "args->margin is -65");
   expect(scale([](sa& a) { a.scale = shaped(a.scale, {12, 1}); }), CQSA_ERROR_SHAPE, "args->scale has shape [12, 1], wanted [6, 2]");
   expect(scale([](sa& a) { a.scale = a.amax; }), CQSA_ERROR_OVERLAP, "args->scale overlaps args->amax");
+  expect(scale([](sa& a) { a.reserved = 2; }), CQSA_ERROR_UNKNOWN_FLAG, "args->reserved is 2, wanted 0");
   expect(scale([](sa& a) { a.flags = 2; }), CQSA_ERROR_UNKNOWN_FLAG, "args->flags has the unknown bits 0x2");
 
   const auto relayout = [&](const cqsa_tensor* a, int32_t la, const cqsa_tensor* b, int32_t lb, int64_t r, int64_t q) {
@@ -442,6 +489,11 @@ TEST_CASE("fp8 calls: what gemm refuses", "[fp8]") {
          "args->scale_inv_a has shape [2, 2, 5], wanted [2, 5, 2] (batch or 1, block rows, block columns)");
   refuse([](ga& x) { x.scale_inv_b = typed(x.scale_inv_b, CQSA_DTYPE_I32); }, CQSA_ERROR_DTYPE, "args->scale_inv_b is i32, wanted f32");
   refuse([&](ga& x) { x.d_scale = one.tensor(); }, CQSA_ERROR_INVALID_ARGUMENT, "args->d_scale is given, but args->d is bf16, which has no scale: wanted NULL");
+  for (const double bad : {0.0, -1.0, HUGE_VAL, std::nan("")}) {
+    array codes(CQSA_DTYPE_E4M3FN, {2, 5, 7});
+    one.set(0, bad);
+    refuse([&](ga& x) { x.d = codes.tensor(), x.d_scale = one.tensor(); }, CQSA_ERROR_INVALID_ARGUMENT, "args->d_scale is ");
+  }
   refuse([](ga& x) { x.accumulate = 2; }, CQSA_ERROR_UNKNOWN_FLAG, "args->accumulate is 2, wanted");
   refuse([](ga& x) { x.provider = 3; }, CQSA_ERROR_UNKNOWN_FLAG, "args->provider is 3, wanted");
   refuse([](ga& x) { x.provider = CQSA_FP8_PROVIDER_VENDOR; }, CQSA_ERROR_UNSUPPORTED,

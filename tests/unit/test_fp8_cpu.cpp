@@ -302,7 +302,8 @@ void problem::choose_side(cqsa_fp8_output& side, int which) {
   if (total() * job.columns > 0) side.codes.data = take(2 * total() * job.columns + 3 * job.columns) + pick(3);
   side.scale = scales(block[0], block[1], false);
   side.scale_inv = scales(block[0], block[1], true);
-  if (job.groups && block[0] == 0) side.scale.rows = side.scale_inv.rows = int64_t(groups.size()) - 1;
+  side.per_group = job.groups && block[0] == 0;
+  if (side.per_group) side.scale.rows = side.scale_inv.rows = int64_t(groups.size()) - 1;
   for (cqsa_scale_grid* g : {&side.scale, &side.scale_inv}) {
     if (g->layout == CQSA_FP8_SCALES_STRIDED && g->stride[1] != 1) g->stride[1] = (g->rows + 3) / 4 * 4;
     if (!chance(4)) g->data = take(grid_bytes(*g));

@@ -88,9 +88,7 @@ fp8_scale fp8_scale_of(float amax, const fp8_scaling& rule) {
     e = std::clamp(of_amax - e + (m > l ? 1 : 0) + rule.margin, -127, 126);
     return {static_cast<float>(std::ldexp(1.0, -e)), static_cast<float>(std::ldexp(1.0, e)), static_cast<unsigned>(e + 127)};
   }
-  const float quotient = static_cast<float>(largest) / amax;
-  const double scaled = std::isfinite(quotient) ? std::ldexp(static_cast<double>(quotient), -rule.margin) : std::numeric_limits<double>::infinity();
-  const auto scale = static_cast<float>(std::clamp(scaled, std::ldexp(1.0, -126), static_cast<double>(std::numeric_limits<float>::max())));
+  const float scale = std::clamp(static_cast<float>(std::ldexp(largest, -rule.margin)) / amax, 0x1p-126f, std::numeric_limits<float>::max());
   return {scale, 1.0f / scale, 0};
 }
 

@@ -156,7 +156,7 @@ class quantize_problem {
     if (row_) row_->bind(args.row, layout);
     if (turned_) turned_->bind(args.transposed, layout);
     const uint32_t pow2 = CQSA_FP8_POW2, wrapping = CQSA_FP8_NO_SATURATE;
-    args.flags = (rule_.pow2 ? pow2 : 0) | (line_.truth("saturate") ? 0 : wrapping);
+    args.flags = (rule_.pow2 && line_["source"] != "static" ? pow2 : 0) | (line_.truth("saturate") ? 0 : wrapping);
     args.source = line_["source"] == "current" ? CQSA_FP8_CURRENT : line_["source"] == "static" ? CQSA_FP8_STATIC : CQSA_FP8_RING;
     args.nan_policy = is_ignoring_ ? CQSA_FP8_NAN_IGNORE : CQSA_FP8_NAN_PROPAGATE;
     if (args.source == CQSA_FP8_CURRENT) args.margin = rule_.margin, args.eps = rule_.eps, args.amax_limit = rule_.limit;

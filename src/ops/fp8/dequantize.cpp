@@ -28,7 +28,8 @@ cqsa_status take_operands(operand_list& list, const cqsa_fp8_dequantize_args& a,
   CQSA_TRY(take_groups(list, a.groups, groups));
   leaf.groups = groups.data, leaf.groups_dtype = groups.dtype, leaf.groups_stride = groups.stride, leaf.num_groups = groups.count;
   leaf.scale_inv = grid_of(shape.all_rows, shape.columns, a.block);
-  if (a.groups && a.block[0] == 0) leaf.scale_inv.rows = groups.count;
+  leaf.per_group = a.groups && a.block[0] == 0;
+  if (leaf.per_group) leaf.scale_inv.rows = groups.count;
   if (a.scale_inv == nullptr) return fail(CQSA_ERROR_NULL_POINTER, "args->scale_inv is NULL");
   CQSA_TRY(take_grid(list, a.scale_inv, {"args->scale_inv", "args->scale_layout"}, a.scale_layout, false, leaf.scale_inv));
   CQSA_TRY(list.output(a.out, "args->out", a.codes->ndim, a.codes->ndim));

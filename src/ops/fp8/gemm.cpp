@@ -2,6 +2,8 @@
 #include "ops/fp8/gemm.h"
 
 #include <cinttypes>
+#include <cmath>
+#include <cstring>
 
 #include "abi_struct.h"
 #include "ops/fp8/workspace.h"
@@ -62,6 +64,14 @@ cqsa_status ask(const cqsa_context& context, const args_type* caller, cqsa_fp8_g
   return choose(context, leaf, args.provider, impl_out, declined);
 }
 
+// What only a host backend can look at.
+cqsa_status check_d_scale(const float* d_scale) {
+  float scale = 1;
+  if (d_scale) std::memcpy(&scale, d_scale, sizeof scale);
+  if (scale > 0 && std::isfinite(scale)) return CQSA_OK;
+  return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->d_scale is %g, wanted a finite number above 0", static_cast<double>(scale));
+}
+
 }  // namespace
 
 cqsa_status gemm(const cqsa_context& context, const args_type* caller, void* stream, bool capturing) {
@@ -76,6 +86,7 @@ cqsa_status gemm(const cqsa_context& context, const args_type* caller, void* str
   const workspace_use use{args.workspace, args.workspace_bytes, bytes_for(context, leaf, *impl), capturing, stream};
   CQSA_TRY(check_workspace(list, use));
   if (use.memory) CQSA_TRY(list.check_overlap(args.c, args.c && same_view(*args.c, *args.d) ? args.d : nullptr));
+  if (context.is_host()) CQSA_TRY(check_d_scale(leaf.d_scale));
   if (is_empty(*args.d) && args.d_amax == nullptr) return CQSA_OK;
   return run_with_workspace(context, use, "args->workspace", [&](void* workspace) {
     const cqsa_exec exec = plain_exec(context);

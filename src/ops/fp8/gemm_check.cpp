@@ -164,6 +164,7 @@ cqsa_status bind_gemm(operand_list& list, const args_type& a, cqsa_fp8_gemm_leaf
   CQSA_TRY(check_gemm_overlap(list, a));
   leaf.a = batched(list, *a.a), leaf.b = batched(list, *a.b), leaf.d = matrix_of(list, *a.d);
   if (a.c) leaf.c = matrix_of(list, *a.c);
+  if (is_empty(*a.d)) leaf.batch = leaf.m = leaf.n = 0;  // the other two may be so large that nobody can count to their product
   leaf.accumulate = a.accumulate;
   leaf.alpha = a.alpha == 0 ? 1 : a.alpha, leaf.beta = a.beta;
   leaf.chip = list.context().chip;

@@ -14,12 +14,14 @@ namespace {
 using args_type = cqsa_fp8_quantize_args;
 
 struct side_names {
-  const char *out, *scale_in, *scale, *scale_inv, *layout, *block;
+  const char *out, *scale_in, *scale, *scale_inv, *layout, *block, *reserved;
 };
 constexpr side_names row_names = {"args->row.out",       "args->row.scale_in",     "args->row.scale",
-                                  "args->row.scale_inv", "args->row.scale_layout", "args->row.block"};
+                                  "args->row.scale_inv", "args->row.scale_layout", "args->row.block",
+                                  "args->row.reserved"};
 constexpr side_names transposed_names = {"args->transposed.out",       "args->transposed.scale_in",     "args->transposed.scale",
-                                         "args->transposed.scale_inv", "args->transposed.scale_layout", "args->transposed.block"};
+                                         "args->transposed.scale_inv", "args->transposed.scale_layout", "args->transposed.block",
+                                         "args->transposed.reserved"};
 
 // ---- numbers ----------------------------------------------------------------------------------------------------------------
 
@@ -30,11 +32,11 @@ cqsa_status check_numbers(const args_type& a) {
     return fail(CQSA_ERROR_UNKNOWN_FLAG, "args->nan_policy is %" PRId32 ", wanted one of CQSA_FP8_NAN_*", a.nan_policy);
   CQSA_TRY(check_margin(a.margin, "args->margin"));
   CQSA_TRY(check_bounds(a.eps, a.amax_limit, "args->eps", "args->amax_limit"));
+  if (a.reserved != 0) return fail(CQSA_ERROR_UNKNOWN_FLAG, "args->reserved is %g, wanted 0", static_cast<double>(a.reserved));
   if ((a.flags & CQSA_FP8_RING_STAGE) && a.source != CQSA_FP8_RING)
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->flags has CQSA_FP8_RING_STAGE, but args->source is not CQSA_FP8_RING");
   if (a.groups && a.source == CQSA_FP8_RING)
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->groups is given, but args->source is CQSA_FP8_RING, which has one scale: wanted NULL");
-  if (a.reserved != 0) return fail(CQSA_ERROR_UNKNOWN_FLAG, "args->reserved is %g, wanted 0", static_cast<double>(a.reserved));
   if ((a.ring != nullptr) == (a.source == CQSA_FP8_RING)) return CQSA_OK;
   if (a.ring) return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->ring is given, but args->source is not CQSA_FP8_RING: wanted NULL");
   return fail(CQSA_ERROR_NULL_POINTER, "args->ring is NULL, but args->source is CQSA_FP8_RING");
@@ -58,10 +60,17 @@ cqsa_status take_shape(const cqsa_tensor& x, const char* name, shape_of_x& out) 
   return fail(CQSA_ERROR_SHAPE, "%s has shape %s, whose rows overflow 64 bits", name, shape_text(x.shape, x.ndim).text);
 }
 
+namespace {
+
+// Of strides: only those of an empty tensor are so large that it wraps around, and nobody goes by them.
+int64_t wrapped_product(int64_t a, int64_t b) { return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b)); }
+
+}  // namespace
+
 bool fold_batch(int64_t batch, int64_t rows, cqsa_matrix* const* matrices, int count) {
   for (int i = 0; i < count && batch != 1; ++i) {
     const cqsa_matrix& m = *matrices[i];
-    if (m.data && rows != 1 && m.stride[0] != rows * m.stride[1]) return false;
+    if (m.data && rows != 1 && m.stride[0] != wrapped_product(rows, m.stride[1])) return false;
   }
   for (int i = 0; i < count; ++i) {
     if (rows == 1 && batch != 1) matrices[i]->stride[1] = matrices[i]->stride[0];
@@ -103,6 +112,9 @@ cqsa_status take_x(operand_list& list, const args_type& a, shape_of_x& shape, cq
   if (codes) CQSA_TRY(take_codes_of_x(list, a, shape, job));
   else if (a.x_scale_inv)
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->x_scale_inv is given, but args->x is %s, which has no scales: wanted NULL", dtype_name(a.x->dtype));
+  if (!codes && (a.x_block[0] || a.x_block[1]))
+    return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->x_block is {%" PRId64 ", %" PRId64 "}, but args->x is %s, which has no scales: wanted {0, 0}", a.x_block[0],
+                a.x_block[1], dtype_name(a.x->dtype));
   job.x = matrix_of(list, *a.x);
   return take_up(list, a, job);
 }
@@ -111,6 +123,7 @@ cqsa_status take_x(operand_list& list, const args_type& a, shape_of_x& shape, cq
 
 // A side that is not wanted has nothing else either.
 cqsa_status check_absent(const cqsa_fp8_side& side, const side_names& names) {
+  if (side.reserved) return fail(CQSA_ERROR_UNKNOWN_FLAG, "%s is %" PRId32 ", wanted 0", names.reserved, side.reserved);
   const char* const given = side.scale_in ? names.scale_in : side.scale ? names.scale : side.scale_inv ? names.scale_inv : nullptr;
   if (given == nullptr) return CQSA_OK;
   return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s is given, but %s is NULL: wanted NULL", given, names.out);
@@ -118,7 +131,7 @@ cqsa_status check_absent(const cqsa_fp8_side& side, const side_names& names) {
 
 cqsa_status check_side(const args_type& a, const cqsa_fp8_side& side, const side_names& names) {
   CQSA_TRY(check_block(side.block, names.block));
-  if (side.reserved) return fail(CQSA_ERROR_UNKNOWN_FLAG, "the reserved field beside %s is %" PRId32 ", wanted 0", names.layout, side.reserved);
+  if (side.reserved) return fail(CQSA_ERROR_UNKNOWN_FLAG, "%s is %" PRId32 ", wanted 0", names.reserved, side.reserved);
   const auto refuse = [&](const char* wanted, const char* why) {
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s is {%" PRId64 ", %" PRId64 "}, wanted %s with %s", names.block, side.block[0], side.block[1], wanted, why);
   };
@@ -128,6 +141,10 @@ cqsa_status check_side(const args_type& a, const cqsa_fp8_side& side, const side
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s is given, but args->source is not CQSA_FP8_STATIC: wanted NULL", names.scale_in);
   if (!side.scale_in && a.source == CQSA_FP8_STATIC)
     return fail(CQSA_ERROR_NULL_POINTER, "%s is NULL, but args->source is CQSA_FP8_STATIC", names.scale_in);
+  const bool bytes = side.scale_inv && side.scale_inv->dtype != CQSA_DTYPE_F32;  // whose values are checked
+  if ((a.flags & CQSA_FP8_POW2) && a.source == CQSA_FP8_STATIC && !bytes)
+    return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->flags has CQSA_FP8_POW2, but the scales of %s are those of %s: wanted E8M0 in %s, or no flag", names.out,
+                names.scale_in, names.scale_inv);
   return CQSA_OK;
 }
 
@@ -138,9 +155,10 @@ cqsa_scale_grid grid_of_side(const shape_of_x& shape, const cqsa_fp8_side& side,
   return grid;
 }
 
-cqsa_status take_scales(operand_list& list, const cqsa_fp8_side& side, const side_names& names, const cqsa_scale_grid& grid, cqsa_fp8_output& out) {
+cqsa_status take_scales(operand_list& list, const cqsa_fp8_side& side, const side_names& names, const cqsa_scale_grid& grid, bool grouped, cqsa_fp8_output& out) {
   out.scale_in = out.scale = out.scale_inv = grid;
   out.ratio = 1;
+  out.per_group = grouped && side.block[0] == 0;
   CQSA_TRY(take_f32_grid(list, side.scale_in, names.scale_in, false, out.scale_in));
   CQSA_TRY(take_f32_grid(list, side.scale, names.scale, true, out.scale));
   return take_grid(list, side.scale_inv, {names.scale_inv, names.layout}, side.scale_layout, true, out.scale_inv);
@@ -172,7 +190,7 @@ cqsa_status take_transposed_out(operand_list& list, const args_type& a, const sh
   CQSA_TRY(check_shape(*t, transposed_names.out, wanted, 2, false, axes));
   int64_t strides[2];
   strides_of(*t, strides);
-  out.codes = {wanted_data(list, *t), t->dtype, 0, {shape.rows * strides[1], strides[1], strides[0]}};
+  out.codes = {wanted_data(list, *t), t->dtype, 0, {wrapped_product(shape.rows, strides[1]), strides[1], strides[0]}};
   return CQSA_OK;
 }
 
@@ -183,12 +201,12 @@ cqsa_status take_sides(operand_list& list, const args_type& a, const shape_of_x&
   if (a.row.out) {
     CQSA_TRY(check_side(a, a.row, row_names));
     CQSA_TRY(take_row_out(list, a, job.row));
-    CQSA_TRY(take_scales(list, a.row, row_names, grid(a.row), job.row));
+    CQSA_TRY(take_scales(list, a.row, row_names, grid(a.row), a.groups != nullptr, job.row));
   }
   if (a.transposed.out == nullptr) return CQSA_OK;
   CQSA_TRY(check_side(a, a.transposed, transposed_names));
   CQSA_TRY(take_transposed_out(list, a, shape, job.transposed));
-  return take_scales(list, a.transposed, transposed_names, grid(a.transposed), job.transposed);
+  return take_scales(list, a.transposed, transposed_names, grid(a.transposed), a.groups != nullptr, job.transposed);
 }
 
 // ---- the ring ---------------------------------------------------------------------------------------------------------------
@@ -205,6 +223,8 @@ cqsa_status check_ring_scales(const cqsa_fp8_output& out, const side_names& name
 
 cqsa_status take_job_ring(operand_list& list, const args_type& a, cqsa_fp8_job& job) {
   CQSA_TRY(take_ring(a.ring, "args->ring", job.ring));
+  if ((a.flags & CQSA_FP8_POW2) && !(job.ring.flags & CQSA_FP8_POW2))
+    return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->flags has CQSA_FP8_POW2, but args->ring has not, which says what its scales are");
   const cqsa_tensor& first = a.row.out ? *a.row.out : *a.transposed.out;
   if (job.ring.format != first.dtype)
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "args->ring->format is %s, wanted %s, as %s", dtype_name(job.ring.format), dtype_name(first.dtype),
@@ -250,12 +270,13 @@ cqsa_status take_small(operand_list& list, const args_type& a, const shape_of_x&
 }
 
 void fill_numbers(const args_type& a, const shape_of_x& shape, const groups_view& groups, cqsa_fp8_job& job) {
-  const bool implied = is_e8m0(job.row.scale_inv) || is_e8m0(job.transposed.scale_inv);
-  job.flags = a.flags | (implied ? static_cast<uint32_t>(CQSA_FP8_POW2) : 0u);
+  job.flags = a.flags;  // E8M0 implies CQSA_FP8_POW2 for its side alone
   job.source = a.source, job.nan_policy = a.nan_policy, job.margin = a.margin;
   job.eps = a.eps, job.amax_limit = a.amax_limit;
   job.groups = groups.data, job.groups_dtype = groups.dtype, job.groups_stride = groups.stride, job.num_groups = groups.count;
   cqsa_matrix* const matrices[] = {&job.x, &job.up, &job.row.codes, &job.transposed.codes};
+  if (is_empty(*a.x))  // no element: strides of any size are none
+    for (cqsa_matrix* m : matrices) m->stride[0] = m->stride[1] = m->stride[2] = 0;
   const bool folded = fold_batch(shape.batch, shape.rows, matrices, 4);
   job.batch = folded ? 1 : shape.batch, job.rows = folded ? shape.all_rows : shape.rows, job.columns = shape.columns;
 }
@@ -293,13 +314,18 @@ cqsa_status bind_job(operand_list& list, const args_type& a, cqsa_fp8_job& job, 
 
 namespace {
 
-cqsa_status check_static(const cqsa_scale_grid& grid, const char* name) {
+// powers: scale_inv holds powers of two.
+cqsa_status check_static(const cqsa_scale_grid& grid, bool powers, const side_names& names) {
   for (int64_t r = 0; grid.data && r < grid.rows; ++r)
     for (int64_t c = 0; c < grid.columns; ++c) {
       float scale;
       std::memcpy(&scale, static_cast<const char*>(grid.data) + 4 * (r * grid.stride[0] + c * grid.stride[1]), sizeof scale);
-      if (!fp8::is_static_scale(scale))
-        return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s is %g at [%" PRId64 ", %" PRId64 "], wanted a number from 2^-126 to FLT_MAX", name, static_cast<double>(scale), r, c);
+      if (!is_scale(scale))
+        return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s is %g at [%" PRId64 ", %" PRId64 "], wanted a number from 2^-126 to FLT_MAX", names.scale_in,
+                    static_cast<double>(scale), r, c);
+      if (powers && !is_power_of_two(scale))
+        return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s is %g at [%" PRId64 ", %" PRId64 "], wanted a power of two, as %s holds powers of two",
+                    names.scale_in, static_cast<double>(scale), r, c, names.scale_inv);
     }
   return CQSA_OK;
 }
@@ -312,8 +338,8 @@ cqsa_status check_job_values(const cqsa_fp8_job& job) {
   if (skip != 0) return CQSA_OK;
   if (job.groups) CQSA_TRY(check_groups({job.groups, job.groups_dtype, job.groups_stride, job.num_groups}, job.batch * job.rows));
   if (job.source != CQSA_FP8_STATIC) return CQSA_OK;
-  CQSA_TRY(check_static(job.row.scale_in, row_names.scale_in));
-  return check_static(job.transposed.scale_in, transposed_names.scale_in);
+  CQSA_TRY(check_static(job.row.scale_in, is_e8m0(job.row.scale_inv), row_names));
+  return check_static(job.transposed.scale_in, is_e8m0(job.transposed.scale_inv), transposed_names);
 }
 
 }  // namespace cqsa::fp8

@@ -35,6 +35,11 @@ cqsa_status check_state(const cqsa_fp8_ring& ring, const char* name) {
   if (state.magic != ring_magic || state.version != ring_version)
     return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s->state is not a ring: it begins with 0x%08" PRIx32 " and %" PRIu32 ", wanted what cqsa_fp8_ring_init() writes",
                 name, state.magic, state.version);
+  ring_state same = state;
+  same.scale = 1;
+  if (is_ring(same, ring))
+    return fail(CQSA_ERROR_INVALID_ARGUMENT, "%s->state is a ring whose scale is %g, wanted a number from 2^-126 to FLT_MAX", name,
+                static_cast<double>(state.scale));
   return fail(CQSA_ERROR_INVALID_ARGUMENT,
               "%s->state is a ring of hist_len %" PRId32 ", format %s, margin %" PRId32 ", algorithm %" PRId32 ", pow2 %" PRId32 ", index %" PRId32
               ", wanted %" PRId32 ", %s, %" PRId32 ", %" PRId32 ", %d, an index below hist_len",

@@ -34,6 +34,7 @@ cqsa_status check_scale_numbers(const cqsa_fp8_scale_args& args) {
   CQSA_TRY(check_format("args->format", args.format));
   CQSA_TRY(check_margin(args.margin, "args->margin"));
   CQSA_TRY(check_bounds(args.eps, args.amax_limit, "args->eps", "args->amax_limit"));
+  if (args.reserved != 0) return fail(CQSA_ERROR_UNKNOWN_FLAG, "args->reserved is %g, wanted 0", static_cast<double>(args.reserved));
   if (args.scale || args.scale_inv) return CQSA_OK;
   return fail(CQSA_ERROR_NULL_POINTER, "args->scale and args->scale_inv are both NULL, wanted an output");
 }
