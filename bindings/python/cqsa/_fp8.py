@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 
 from . import _arrays, _ffi, _fp8_parts as parts
 from ._errors import ERROR_DTYPE, ERROR_INVALID_ARGUMENT, ERROR_SHAPE, error_for
-from ._fp8_parts import FORMATS, Block, flipped, given, tell_written
+from ._fp8_parts import FORMATS, Block, choose, flipped, given, tell_written
 from ._fp8_ring import Ring
-from ._queue import Queue, Target, choose
+from ._queue import Queue, Target
 from ._selected import _int32
 from ._sources import new_like, output_of, view_of
 from ._views import Records, View, type_name

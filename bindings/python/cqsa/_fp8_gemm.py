@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Optional, Tuple
 from . import _arrays, _ffi, _fp8_parts as parts
 from ._errors import ERROR_DTYPE, ERROR_INVALID_ARGUMENT, ERROR_SHAPE, error_for
 from ._fp8 import Quantized, _plain_scales, inferred_block
-from ._fp8_parts import Block, given, tell_written
-from ._queue import Target, choose
+from ._fp8_parts import Block, choose, given, tell_written
+from ._queue import Target
 from ._sources import new_like, output_of, view_of
 from ._views import Records, View
 

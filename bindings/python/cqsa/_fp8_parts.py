@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from . import _arrays, _cupy, _ffi, _torch
 from ._errors import ERROR_CAPTURE_UNSAFE, ERROR_DTYPE, ERROR_INVALID_ARGUMENT, ERROR_SHAPE, ERROR_WORKSPACE, error_for
 from ._jax import DeviceMemory
-from ._queue import Queue, Target
+from ._queue import Queue, Target, choose as _choose
 from ._sources import dtype_name, new_like, view_of
 from ._views import Records, View, compact, type_name
 
@@ -31,6 +31,11 @@ _NAMES_OF_BLOCKS = {block: name for name, block in GRANULARITIES.items() if name
 _BLOCK = re.compile(r"(\d{1,9})x(\d{1,9})")
 LAYOUTS: Dict[str, int] = {"rows": 0, "columns": 0, "packed": 1, "tiled": 2}  # CQSA_FP8_SCALES_*
 _SCALE_TYPES = (_ffi.DTYPE_F32, _ffi.DTYPE_U8, _ffi.DTYPE_E8M0FNU, _ffi.DTYPE_I32)
+
+
+def choose(backend: str, stream: Any, *operands: Tuple[str, Any]) -> Target:
+    """Where a call of FP8 runs. None of them streams, so operands in host memory are the CPU's, also where there is a GPU."""
+    return _choose(backend, stream, *operands, streams=False)
 
 
 def one_of(value: Any, name: str, names: Any) -> Any:

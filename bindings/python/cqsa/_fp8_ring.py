@@ -11,9 +11,9 @@ import numpy as np
 
 from . import _arrays, _cupy, _driver, _ffi, _torch
 from ._errors import ERROR_CAPTURE_UNSAFE, ERROR_DEVICE, ERROR_INVALID_ARGUMENT, error_for
-from ._fp8_parts import FORMATS, finish, format_name, given, one_of, queried, tell_written
+from ._fp8_parts import FORMATS, choose, finish, format_name, given, one_of, queried, tell_written
 from ._jax import DeviceMemory
-from ._queue import Target, choose
+from ._queue import Target
 from ._sources import new_like, output_of, view_of
 from ._views import Records, View
 
