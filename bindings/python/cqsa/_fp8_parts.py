@@ -46,6 +46,8 @@ def one_of(value: Any, name: str, names: Any) -> Any:
 
 def format_name(value: Any, name: str = "format") -> str:
     """ "e4m3fn" of "e4m3fn", "float8_e4m3fn", torch.float8_e4m3fn, .."""
+    if type(value) is str and value in FORMATS:  # in most calls
+        return value
     text = dtype_name(value)
     text = text[len("float8_"):] if text.startswith("float8_") else text
     if text not in FORMATS:
