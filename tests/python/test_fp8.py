@@ -234,6 +234,21 @@ def test_skip_sums_groups_and_random_rounding(random):
     np.testing.assert_array_equal(drawn.data, again.data)
     assert set(np.unique(drawn.data)) == {0x38, 0x39} and 0.22 < (drawn.data == 0x39).mean() < 0.28
     assert (cqsa.fp8_quantize(many, scale=1.0, rng=(6, 0)).data != drawn.data).any()
+    unsigned = cqsa.fp8_quantize(many, scale=1.0, rng=[2**63, 2**64 - 8])
+    np.testing.assert_array_equal(unsigned.data, cqsa.fp8_quantize(many, scale=1.0, rng=np.array([-2**63, -8])).data)
+
+
+@pytest.mark.parametrize("scale_layout", ["rows", "columns", "packed", "tiled"])
+def test_groups_of_transposed_codes(random, scale_layout):
+    x = rows(random, (20, 40), 2)
+    options = {"groups": [0, 7, 7, 20], "pow2": True, **({"scale_dtype": "e8m0"} if scale_layout in ("packed", "tiled") else {})}
+    wanted = cqsa.fp8_dequantize(cqsa.fp8_quantize(x, **options))
+    for layout in ("transposed", "dual"):
+        q = cqsa.fp8_quantize(x, layout=layout, scale_layout=scale_layout, **options)
+        np.testing.assert_array_equal(cqsa.fp8_dequantize(q), wanted)
+        np.testing.assert_array_equal(cqsa.fp8_dequantize(q.t), wanted.T)
+        with pytest.raises(ValueError, match="each group of rows"):
+            cqsa.fp8_requantize(q)
 
 
 def test_silu(random):
@@ -277,6 +292,8 @@ def test_transpose_and_requantize(random):
     np.testing.assert_array_equal(r.data_t, wanted.data_t)
     raw = cqsa.fp8_requantize(q.data, scale_inv=q.scale_inv, source_format="e4m3fn", format="e5m2")
     np.testing.assert_array_equal(raw.data, wanted.data)
+    listed = cqsa.fp8_requantize(cqsa.fp8_quantize(x, granularity="row").data, scale_inv=[[2.0]] * len(x), source_format="e4m3fn", granularity="row")
+    assert listed.scale_inv.shape == (len(x), 1)
     mx = cqsa.fp8_requantize(cqsa.fp8_quantize(x, granularity="mx"), granularity="1x128")
     assert mx.data.shape == x.shape
 
@@ -291,6 +308,21 @@ def test_many(random):
         np.testing.assert_array_equal(q.data_t, alone.data_t)
         assert q.amax == alone.amax == rings[n].read().history[0]
     assert cqsa.fp8_quantize_many([]) == []
+    for name, array in (("flags", np.zeros(4, np.int64)), ("column_sum", np.zeros(64, np.float32))):
+        with pytest.raises(ValueError, match=f"{name} is one array"):
+            cqsa.fp8_quantize_many(xs, **{name: array})
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "row", "col", "1x128", "128x128", "mx"])
+@pytest.mark.parametrize("shape", [(64, 130), (2, 32, 130)])
+def test_requantize_transposed_codes_alone(random, granularity, shape):
+    x = rows(random, shape, 2)
+    q = cqsa.fp8_quantize(x, layout="transposed", granularity=granularity)
+    numbers = cqsa.fp8_dequantize(q).reshape(64, 130)
+    got, wanted = cqsa.fp8_requantize(q, granularity="1x64"), cqsa.fp8_quantize(numbers, granularity="1x64")
+    np.testing.assert_array_equal(got.data, wanted.data)
+    np.testing.assert_array_equal(got.scale_inv, wanted.scale_inv)
+    np.testing.assert_array_equal(cqsa.fp8_requantize(q.t, granularity="1x64").data, cqsa.fp8_quantize(numbers.T, granularity="1x64").data)
 
 
 # ------------------------------------------------------------------------------------------------------------- rings

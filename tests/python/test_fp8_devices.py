@@ -149,3 +149,47 @@ def test_cupy_and_jax(torch, cupy, jax, library, driver):  # noqa: F811
     assert type(q.data) is CupyArray and q.data.dtype == np.uint8 and q.scale.dtype == np.float32 and q.scale.shape == ()
     x = JaxArray(np.ones((70, 96), np.float32))
     refused("INVALID_ARGUMENT", lambda: cqsa.fp8_quantize(x, nan="flag"), "give flags=")
+
+
+class HostOnly:
+    """The real library, whose calls of FP8 must come with the context of the CPU."""
+
+    def __init__(self, real, host):
+        self.real, self.host, self.called = real, host, set()
+
+    def __getattr__(self, name):
+        function = getattr(self.real, name)
+        if not name.startswith("cqsa_fp8_") or name == "cqsa_fp8_ring_bytes":
+            return function
+
+        def checked(context, *rest):
+            assert context == self.host, name
+            self.called.add(name[len("cqsa_fp8_"):])
+            return function(context, *rest)
+
+        return checked
+
+
+def test_host_operands_on_a_machine_with_a_gpu(monkeypatch):
+    """There "auto" is the GPU, and no call of FP8 streams: what is in host memory is the CPU's."""
+    from cqsa import _context
+
+    host = _context.context_for("cpu")
+    library = HostOnly(_ffi.library(), host.handle)
+    monkeypatch.setattr(_ffi, "library", lambda: library)
+    monkeypatch.setattr(_context, "_contexts", {("auto", None): _context.Context(1000, "cuda", False, 0), ("cpu", None): host})
+    x, codes, ring = np.ones((8, 32), np.float32), np.full((8, 32), 0x38, np.uint8), cqsa.Ring(4, amax=1.0)
+    q = cqsa.fp8_quantize(x)
+    cqsa.fp8_quantize_many([x, x])
+    assert (cqsa.fp8_requantize(q, format="e5m2").data == 0x7b).all() and (cqsa.fp8_dequantize(q) == 1).all()
+    assert np.allclose(cqsa.fp8_gemm(q, q, out_dtype="float32"), 32) and "impl=" in cqsa.fp8_gemm_explain(q, q)
+    assert cqsa.fp8_amax(x) == 1 and cqsa.fp8_scale_from_amax(1.0)[0] == 448 and (cqsa.fp8_transpose(codes) == 0x38).all()
+    cqsa.fp8_scale_relayout(np.ones((8, 1), np.float32), 8, 1, layout_out="columns")
+    assert cqsa.fp8_quantize(x, scale=ring.begin(x), stage=True).scale == 448 and ring.read().scale == 448
+    assert cqsa.fp8_ring_staged([ring]) == 1
+    cqsa.fp8_ring_fold([ring])
+    other = cqsa.Ring(4)
+    other.load(ring.save())
+    assert cqsa.fp8_quantize(x, scale=other).scale == 448
+    assert library.called == {"quantize", "quantize_many", "dequantize", "gemm", "gemm_explain", "amax", "scale_from_amax", "transpose", "scale_relayout",
+                              "ring_init", "ring_read", "ring_staged", "ring_fold"}

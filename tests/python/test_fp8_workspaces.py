@@ -13,13 +13,16 @@ class Queue:
     device, lead = (_ffi.DEVICE_CUDA, 0), None
 
     def __init__(self, handle=7, capture=0, pool=True):
-        self.handle, self._capture, self._pool, self.waited = handle, capture, pool, 0
+        self.handle, self._capture, self._pool, self.waited, self.finished = handle, capture, pool, 0, 0
 
     def capture(self):
         return self._capture
 
     def wait(self):
         self.waited += 1
+
+    def finish(self):
+        self.finished += 1
 
     def new_workspace(self, size):
         return types.SimpleNamespace(data_ptr=lambda: 0xF00, size=size) if self._pool else None

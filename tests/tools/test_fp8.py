@@ -105,6 +105,18 @@ def test_more_than_one_band(run, tmp_path, granularity):
     assert np.sqrt((error**2).mean()) < 0.03
 
 
+def test_scales_that_are_there(run, tmp_path):
+    x = np.ones((4, 8), "<f4")
+    (tmp_path / "in.safetensors").write_bytes(files.safetensors({"w": x, "w.scale_inv": x, "x": x}))
+    assert "two tensors named w.scale_inv" in run("quantize", "in.safetensors", "-o", "out.safetensors", status=1).stderr
+    assert not (tmp_path / "out.safetensors").exists()
+    run("quantize", "in.safetensors", "-o", "once.safetensors", "--exclude", "w*", "--granularity", "row")
+    run("quantize", "once.safetensors", "-o", "twice.safetensors", "--exclude", "w", "--granularity", "row")  # x is in FP8 already, w.scale_inv is no scale
+    once, twice = (read(tmp_path / name)[0] for name in ("once.safetensors", "twice.safetensors"))
+    assert twice["x.scale_inv"] == once["x.scale_inv"] and twice["x"] == once["x"] and twice["w"] == once["w"]
+    assert twice["w.scale_inv"][0] == "F8_E4M3" and twice["w.scale_inv.scale_inv"][1] == [4, 1]
+
+
 def test_bad_quantize(run, tmp_path):
     (tmp_path / "in.safetensors").write_bytes(files.safetensors({"x": np.ones(3, "<f4")}))
     assert "none of its 1 tensors" in run("quantize", "in.safetensors", "-o", "out.safetensors", status=1).stderr

@@ -7,7 +7,9 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
@@ -25,6 +27,7 @@
 namespace tool {
 namespace {
 
+constexpr char kScales[] = ".scale_inv";
 constexpr int64_t kBandBytes = 64 << 20;  // of input at a time
 constexpr int64_t kBandRows = 128;        // bands begin at multiples of it, which those of all blocks are
 
@@ -57,7 +60,9 @@ class quantizer {
       throw std::runtime_error(fmt::format("--granularity {}: rows of a block that divide {} are wanted", options.granularity, kBandRows));
     rule_.format = &format_;
     rule_.pow2 = options.pow2 || is_mx_;
-    for (const file_array& array : read_safetensors(file_.bytes(), options.input)) plan(array);
+    const std::vector<file_array> arrays = read_safetensors(file_.bytes(), options.input);
+    for (const file_array& array : arrays) note_scales(array);
+    for (const file_array& array : arrays) plan(array);
     if (std::none_of(tasks_.begin(), tasks_.end(), [](const task& t) { return t.quantized; }))
       throw std::runtime_error(fmt::format("{}: none of its {} tensors is a matrix of f32, f16 or bf16 with a name that is asked for", options.input, tasks_.size()));
   }
@@ -87,7 +92,7 @@ class quantizer {
       end_ += array.shape[0] * array.shape[1];
       one.scales = end_;
       const std::vector<int64_t> grid = grid_of(array);
-      arrays_.push_back({array.name + ".scale_inv", CQSA_DTYPE_NONE, grid, type_by_safetensors(is_mx_ ? "F8_E8M0" : "F32")});
+      arrays_.push_back({array.name + kScales, CQSA_DTYPE_NONE, grid, type_by_safetensors(is_mx_ ? "F8_E8M0" : "F32")});
       end_ += grid[0] * grid[1] * (is_mx_ ? 1 : 4);
     } else {
       arrays_.push_back({array.name, CQSA_DTYPE_NONE, array.shape, array.type});
@@ -96,7 +101,13 @@ class quantizer {
     tasks_.push_back(one);
   }
 
+  // What is in FP8 already keeps the numbers of its scales.
+  void note_scales(const file_array& array) {
+    if (std::string_view(array.type->safetensors).starts_with("F8_")) scales_.insert(array.name + kScales);
+  }
+
   bool is_wanted(const file_array& array) const {
+    if (scales_.contains(array.name)) return false;
     const cqsa_dtype type = array.type->dtype;
     const bool is_float = type == CQSA_DTYPE_F32 || type == CQSA_DTYPE_F16 || type == CQSA_DTYPE_BF16;
     const bool is_matrix = array.shape.size() == 2 && array.shape[0] > 0 && array.shape[1] > 0;
@@ -267,6 +278,7 @@ class quantizer {
   context_ptr context_;
   std::vector<task> tasks_;
   std::vector<output_array> arrays_;
+  std::set<std::string> scales_;  // names of scales of what is in FP8
   int64_t end_ = 0, quantized_ = 0, failures_ = 0;
 };
 

@@ -176,6 +176,7 @@ std::string safetensors_header(const std::vector<output_array>& arrays, const st
   for (const output_array& array : arrays) {
     const element_type& type = array.type ? *array.type : type_of(array.dtype);
     const int64_t end = offset + byte_count(array.shape, type.bytes, array.name);
+    if (header.contains(array.name)) throw std::runtime_error(fmt::format("there would be two tensors named {} in one file", array.name));
     header[array.name] = {{"dtype", type.safetensors}, {"shape", array.shape}, {"data_offsets", {offset, end}}};
     offset = end;
   }

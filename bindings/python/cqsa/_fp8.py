@@ -6,6 +6,8 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
+
 from . import _arrays, _ffi, _fp8_parts as parts
 from ._errors import ERROR_DTYPE, ERROR_INVALID_ARGUMENT, ERROR_SHAPE, error_for
 from ._fp8_parts import FORMATS, Block, flipped, given, tell_written
@@ -42,6 +44,7 @@ class Quantized(NamedTuple):
     scale_layout: str = "rows"
     groups: Any = None
     shape: Tuple[int, ...] = ()  # of x
+    groups_of: str = "rows"  # of `data`; of `t` they are "columns"
 
     @property
     def t(self) -> Quantized:
@@ -49,7 +52,7 @@ class Quantized(NamedTuple):
         if self.data_t is None:
             raise error_for(ERROR_INVALID_ARGUMENT, "there are no transposed codes: quantize with layout='transposed' or 'dual'")
         return Quantized(self.data_t, None, None, self.scale_inv_t, None, self.amax, self.flags, self.format_t, self.format_t,
-                         self.granularity_t or self.granularity, scale_layout=self.scale_layout, shape=tuple(self.data_t.shape))
+                         self.granularity_t or self.granularity, "", self.scale_layout, self.groups, tuple(self.data_t.shape), "columns")
 
 
 class _Options(NamedTuple):
@@ -140,6 +143,10 @@ def fp8_quantize(
     options = _Options(format, scale, granularity, layout, format_transposed, saturate, nan, pow2, return_amax, dtype, margin, eps, amax_limit,
                        granularity_transposed, scale_transposed, scale_layout, scale_dtype, stage, up, groups, rng, skip, column_sum, flags)
     target = choose_in_place(backend, stream, ("x", x), ("out", _first_of(out)))
+    return _quantized(target, x, options, out)
+
+
+def _quantized(target: Target, x: Any, options: _Options, out: Any) -> Quantized:
     job = _Job(target, x, options, out)
     library, handle, args = _ffi.library(), target.context.handle, job.args
 
@@ -148,10 +155,7 @@ def fp8_quantize(
         status: int = library.cqsa_fp8_quantize(handle, args, target.stream)
         return status
 
-    try:
-        parts.run(target, "quantize", launch, lambda: _size_of(target, [job]))
-    finally:
-        parts.finish(target)
+    parts.run(target, "quantize", launch, lambda: _size_of(target, [job]))
     return job.result()
 
 
@@ -160,9 +164,13 @@ def fp8_quantize_many(xs: Sequence[Operand], *, scale: Any = None, out: Optional
     """fp8_quantize() of several tensors in as many launches as for one.
 
     scale: None, or a list with what fp8_quantize() takes for each: Rings, arrays, numbers. out: None, or a list with what it takes for each. All
-    other keywords are those of fp8_quantize(), the same for all.
+    other keywords are those of fp8_quantize(), the same for all; but no column_sum and flags, into which only one tensor can go: `flags` of a
+    Quantized in out are added to.
     """
     unknown = sorted(set(keywords) - set(_Options._fields[:24]))
+    alone = sorted({"column_sum", "flags"} & set(keywords))
+    if alone:
+        raise error_for(ERROR_INVALID_ARGUMENT, f"{alone[0]} is one array, which several tensors cannot share: use fp8_quantize() for each")
     if unknown:
         raise error_for(ERROR_INVALID_ARGUMENT, f"{unknown[0]} is no keyword of fp8_quantize()")
     count = len(xs)
@@ -182,10 +190,7 @@ def fp8_quantize_many(xs: Sequence[Operand], *, scale: Any = None, out: Optional
         status: int = library.cqsa_fp8_quantize_many(handle, pointers, count, target.stream)
         return status
 
-    try:
-        parts.run(target, "quantize", launch, lambda: _size_of(target, jobs))
-    finally:
-        parts.finish(target)
+    parts.run(target, "quantize", launch, lambda: _size_of(target, jobs))
     return [job.result() for job in jobs]
 
 
@@ -193,46 +198,54 @@ def fp8_requantize(q: Any, *, scale_inv: Any = None, source_format: Any = None, 
                    backend: str = "auto", stream: Any = None, **keywords: Any) -> Quantized:
     """Codes of another format, granularity or layout from codes, without numbers in between.
 
-    q: a Quantized with `data`, or codes ``[rows, cols]`` with scale_inv (float32, None: 1), source_format (of uint8) and source_granularity, by the shape of
-    scale_inv if it is None. All other keywords are those of fp8_quantize().
+    q: a Quantized, whose `data` is read, or `data_t` where that is alone: the result is of x all the same, a batch as so many rows more. Or codes
+    ``[rows, cols]`` with scale_inv (float32, None: 1), source_format (of uint8) and source_granularity, by the shape of scale_inv if it is None. A
+    scale for each group of rows is not read: dequantize those. All other keywords are those of fp8_quantize().
     """
+    codes = q
     if isinstance(q, Quantized):
-        source = q if q.data is not None else q.t
-        codes, scale_inv, source_format = source.data, source.scale_inv, source.format
-        source_granularity = source.granularity
-        if source.scale_layout in ("packed", "tiled") or source_granularity == "mx":
-            scale_inv = _plain_scales(source, backend, stream)
-    else:
-        codes = q
+        codes, scale_inv, source_format, source_granularity = _source_of(q, backend, stream)
     target = choose_in_place(backend, stream, ("q", codes), ("out", _first_of(out)))
     if source_granularity is None:
         view = view_of(codes, "q", target.queue)
         source_granularity = inferred_block(scale_inv, parts.matrix_size(view, "q"), "scale_inv", target.queue)
     options = _Options(x_scale_inv=1.0 if scale_inv is None else scale_inv, x_format=source_format, x_granularity=source_granularity, **keywords)
-    job = _Job(target, codes, options, out)
-    library, handle, args = _ffi.library(), target.context.handle, job.args
+    return _quantized(target, codes, options, out)
 
-    def launch(workspace: Optional[int], size: int) -> int:
-        args.workspace, args.workspace_bytes = workspace, size
-        status: int = library.cqsa_fp8_quantize(handle, args, target.stream)
-        return status
 
-    try:
-        parts.run(target, "quantize", launch, lambda: _size_of(target, [job]))
-    finally:
-        parts.finish(target)
-    return job.result()
+def _source_of(q: Quantized, backend: str, stream: Any) -> Tuple[Any, Any, str, Block]:
+    """Codes, scales, format and blocks of what is requantized, in the rows and columns of x."""
+    side = q if q.data is not None else q.t
+    block = parts.block_of(side.granularity)
+    if side.groups is not None and block == (0, 0):
+        raise error_for(ERROR_INVALID_ARGUMENT, "q has a scale for each group of rows, which are not read here: use fp8_dequantize(q) and fp8_quantize()")
+    is_plain = side.scale_layout not in ("packed", "tiled") and side.granularity != "mx"
+    scale_inv = side.scale_inv if is_plain else _plain_scales(side, backend, stream)
+    if side is q:
+        return side.data, scale_inv, side.format, block
+    if not hasattr(side.data, "T") or not hasattr(scale_inv, "T"):
+        raise error_for(ERROR_INVALID_ARGUMENT, f"q has transposed codes alone, which a {type(side.data).__name__} does not turn back: give q.t")
+    return side.data.T, scale_inv.T, side.format, block[::-1]
 
 
 def _plain_scales(q: Quantized, backend: str, stream: Any) -> Any:
-    rows, columns = parts.matrix_size(view_of(q.data, "q"), "q")
-    grid = parts.grid_of(rows, columns, parts.block_of(q.granularity))
+    view = view_of(q.data, "q")
+    grid = _grid_with(parts.matrix_size(view, "q"), parts.block_of(q.granularity), q.groups, q.groups_of == "columns")
     return fp8_scale_relayout(q.scale_inv, *grid, layout=q.scale_layout, dtype_out="float32", backend=backend, stream=stream)
+
+
+def _grid_with(size: Tuple[int, int], block: Block, groups: Any, turned: bool) -> Tuple[int, int]:
+    """How many rows and columns of scales there are, with groups of rows, which are columns of the transposed."""
+    if groups is None or block != (0, 0):
+        return parts.grid_of(*size, block)
+    count = groups.shape[0] if hasattr(groups, "shape") else len(groups)
+    number = max(int(count) - 1, 0)
+    return (1, number) if turned else (number, 1)
 
 
 def inferred_block(scale: Any, size: Tuple[int, int], name: str, side: Optional[Queue]) -> Block:
     """The blocks that an array of scales is of, by its shape: one, each row, 1x128 or 128x128."""
-    shape = () if scale is None or not hasattr(scale, "shape") else tuple(scale.shape)[-2:]
+    shape = () if scale is None else tuple(scale.shape if hasattr(scale, "shape") else np.shape(scale))[-2:]
     count = shape[0] * shape[1] if len(shape) == 2 else shape[0] if shape else 1
     if count == 1 and size[0] != 1:
         return 0, 0
@@ -399,16 +412,8 @@ class _Job:
             code = parts.codes_of(view, format, name)
         side.out = self._records.add(view, code)
         side.block[0], side.block[1] = block[::-1] if turned else block
-        grid = parts.grid_of(rows, columns, block)
-        if self._o.groups is not None and block == (0, 0):
-            grid = (self._groups(), 1)
-            grid = grid[::-1] if turned else grid
+        grid = _grid_with((rows, columns), block, self._o.groups, turned)
         return data, self._scale(side, block, grid, turned), self._scale_inv(side, block, grid, turned)
-
-    def _groups(self) -> int:
-        groups = self._o.groups
-        count = groups.shape[0] if hasattr(groups, "shape") else len(groups)
-        return max(int(count) - 1, 0)
 
     def _scale(self, side: _ffi.Fp8Side, block: Block, grid: Tuple[int, int], turned: bool) -> Any:
         """`scale` that is given, or made for the first side."""
@@ -515,7 +520,16 @@ def _small(value: Any, name: str) -> int:
     return number
 
 
+def _signed(value: Any, name: str) -> int:
+    if isinstance(value, (int, np.integer)) and int(value) >> 63 == 1:
+        return int(value) - (1 << 64)
+    return _arrays.integer(value, name)
+
+
 def _int64(values: Any, name: str, side: Optional[Queue]) -> View:
+    """A seed and an offset: as they are, and of a list the low 64 bits, so that unsigned ones can be given."""
+    if isinstance(values, (tuple, list)):
+        values = np.array([_signed(value, name) for value in values], np.int64)
     view = _arrays.small_integers(values, name, side)
     return view if view.code == _ffi.DTYPE_I64 else _arrays.as_int64(view, name, side)
 
@@ -543,12 +557,13 @@ def fp8_dequantize(q: Any, *, scale_inv: Any = None, format: Any = None, granula
     scale_inv), scale_layout and groups as in fp8_quantize().
     out_dtype: "float32", "float16" or "bfloat16". out: array to write instead.
     """
-    turned = False
+    turned = by_columns = False
     shape: Tuple[int, ...] = ()
     if isinstance(q, Quantized):
         turned = q.data is None
         side = q.t if turned else q
         groups = q.groups
+        by_columns = groups is not None and side.groups_of == "columns"
         q, scale_inv, format, granularity, scale_layout, shape = (side.data, side.scale_inv, side.format, side.granularity, side.scale_layout,
                                                                   q.shape)
     target = choose_in_place(backend, stream, ("q", q), ("out", out))
@@ -557,21 +572,23 @@ def fp8_dequantize(q: Any, *, scale_inv: Any = None, format: Any = None, granula
     rows, columns = parts.matrix_size(codes, "q")
     block = inferred_block(scale_inv, (rows, columns), "scale_inv", side_queue) if granularity is None else parts.block_of(granularity)
     args = _ffi.Fp8DequantizeArgs(ctypes.sizeof(_ffi.Fp8DequantizeArgs))
-    args.codes = records.add(flipped(codes) if turned else codes, parts.codes_of(codes, format, "q"))
+    flips = turned or by_columns  # the library has groups of rows alone
+    args.codes = records.add(flipped(codes) if flips else codes, parts.codes_of(codes, format, "q"))
     scales = parts.scales_view(1.0 if scale_inv is None else scale_inv, "scale_inv", side_queue)
     layout = parts.LAYOUTS[parts.one_of(scale_layout, "scale_layout", parts.LAYOUTS)]
-    if turned and layout:
-        plain = new_like(scales, parts.grid_of(rows, columns, block), _ffi.DTYPE_F32)
+    if flips and layout:
+        grid = _grid_with((rows, columns), block, groups, True)
+        plain = new_like(scales, grid, _ffi.DTYPE_F32)
         between = output_of(plain, "scale_inv", side_queue)
-        _relayout(target, scales, scales.code, layout, between, 0, parts.grid_of(rows, columns, block))
+        _relayout(target, scales, scales.code, layout, between, 0, grid)
         scales, layout = between, 0
-    args.scale_inv = parts.add(records, flipped(scales) if turned else scales)
+    args.scale_inv = parts.add(records, flipped(scales) if flips else scales)
     args.scale_layout = layout
-    args.block[0], args.block[1] = block[::-1] if turned else block
+    args.block[0], args.block[1] = block[::-1] if flips else block
     if groups is not None:
         args.groups = parts.add(records, _arrays.small_integers(groups, "groups", side_queue))
     made, to, code = _result(codes, out, shape or (codes.shape[::-1] if turned else codes.shape), out_dtype, side_queue)
-    args.out = records.add(_as_matrix(to) if turned else to, code)
+    args.out = records.add(_as_matrix(to) if turned else flipped(to) if flips else to, code)
     try:
         _ffi.check(_ffi.library().cqsa_fp8_dequantize(target.context.handle, args, target.stream))
     finally:
@@ -626,10 +643,7 @@ def fp8_amax(x: Operand, *, granularity: Any = "tensor", nan: str = "propagate",
         pointer = (ctypes.c_void_p * 1)(ctypes.addressof(args))
         return parts.queried(library.cqsa_fp8_quantize_workspace, handle, pointer, 1)
 
-    try:
-        parts.run(target, "quantize", launch, needed)
-    finally:
-        parts.finish(target)
+    parts.run(target, "quantize", launch, needed)
     tell_written(out)
     return given(made)
 

@@ -41,6 +41,8 @@ def one_of(value: Any, name: str, names: Any) -> Any:
 
 def format_name(value: Any, name: str = "format") -> str:
     """ "e4m3fn" of "e4m3fn", "float8_e4m3fn", torch.float8_e4m3fn, .."""
+    if type(value) is str and value in FORMATS:  # in most calls
+        return value
     text = dtype_name(value)
     text = text[len("float8_"):] if text.startswith("float8_") else text
     if text not in FORMATS:
@@ -177,11 +179,17 @@ _NONE = _Space(0, 0, None)
 
 
 def run(target: Target, kind: str, launch: Callable[[Optional[int], int], int], size: Callable[[], int]) -> None:
-    """Calls launch(workspace, bytes) with what is kept for the stream, and again with more when that is too little."""
-    queue = target.queue
-    if queue is None:  # host memory: the library's own, since other threads may be in the same call
+    """Calls launch(workspace, bytes) with what is kept for the stream, and again with more when that is too little; then finish()."""
+    if target.queue is None:  # host memory: the library's own, since other threads may be in the same call
         _ffi.check(launch(None, 0))
         return
+    try:
+        _run_on(target, target.queue, kind, launch, size)
+    finally:
+        target.queue.finish()
+
+
+def _run_on(target: Target, queue: Queue, kind: str, launch: Callable[[Optional[int], int], int], size: Callable[[], int]) -> None:
     capture = queue.capture()
     key = (target.context.handle, kind, queue.handle, capture)
     space = _kept.get(key) or _grown(target, queue, kind, key, _LEAST if not capture else size())

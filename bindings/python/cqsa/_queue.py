@@ -138,8 +138,11 @@ class Target(NamedTuple):
     queue: Optional[Queue] = None  # of calls with operands on a device
 
 
-def choose(backend: str, stream: Any, *operands: Tuple[str, Any]) -> Target:
-    """The context and the stream for operands, given as (name, value); the first one on a device decides."""
+def choose(backend: str, stream: Any, *operands: Tuple[str, Any], streams: bool = True) -> Target:
+    """The context and the stream for operands, given as (name, value); the first one on a device decides.
+
+    streams: the call takes operands in host memory to a device. One that does not runs on the CPU where "auto" may choose.
+    """
     for name, value in operands:
         if type(value) is np.ndarray or value is None:
             continue
@@ -150,7 +153,7 @@ def choose(backend: str, stream: Any, *operands: Tuple[str, Any]) -> Target:
                 return Target(context)
             queue = Queue(device, value, name, stream)
             return Target(context, queue.handle or None, queue)
-    context = context_for(backend)
+    context = context_for(backend if streams or backend != "auto" else "cpu")
     if stream is not None:
         return Target(context, stream_handle(stream, None, "") or None)
     target = _plain.get(context.handle)
@@ -161,9 +164,7 @@ def choose(backend: str, stream: Any, *operands: Tuple[str, Any]) -> Target:
 
 def choose_in_place(backend: str, stream: Any, *operands: Tuple[str, Any]) -> Target:
     """choose() for what only computes where its operands are: "auto" is the CPU when none of them is on a device."""
-    if backend == "auto" and all(value is None or type(value) is np.ndarray or device_of(value) is None for _, value in operands):
-        backend = "cpu"
-    return choose(backend, stream, *operands)
+    return choose(backend, stream, *operands, streams=False)
 
 
 _plain: Dict[int, Target] = {}  # of calls whose operands are all in host memory; contexts live for ever
