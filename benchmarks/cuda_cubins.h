@@ -12,12 +12,13 @@
 
 namespace cqsa::bench {
 
+// Not inline: GCC makes one of all inline variables of a process, and versions that are compared would run each other's kernels.
 static cudaKernel_t loaded[int(gpu::kernel_id::count)];
 
 const void* code_of(gpu::kernel_id kernel) { return reinterpret_cast<const void*>(loaded[int(kernel)]); }
 
 // Kernels of every cubin of the folder, in place of those of the same name that were there.
-inline void load_folder(const char* folder, bool tell) {
+static void load_folder(const char* folder, bool tell) {
   for (const auto& file : std::filesystem::directory_iterator(folder)) {
     if (file.path().extension() != ".cubin") continue;
     cudaLibrary_t library;

@@ -96,6 +96,7 @@ int bench_gemm(const char* name, const bench_call* call, void* stream, char* rea
   if (!impl) return 2;
   const cqsa_fp8_gemm_leaf x = leaf_of(*call);
   if (size > 0 && impl->probe(fake_device, &x, reason, size) != CQSA_OK) return 1;
+  bench::last_kernel = "";
   const cqsa_status status = impl->launch(fake_device, &x, call->workspace, call->workspace_bytes, nullptr, stream);
   return status == CQSA_OK ? 0 : 16 + int(status);
 }

@@ -72,7 +72,7 @@ class Gemm:
         status = self.library.bench_gemm(impl.encode(), ctypes.byref(x), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream), reason,
                                          ctypes.c_uint64(200 if probe else 0))
         if status >= 2:
-            raise SystemExit(f"{impl}: status {status}")
+            raise RuntimeError(f"{impl}: status {status}")
         return reason.value.decode() if status else ""
 
 
@@ -149,11 +149,21 @@ def one_random(gemm, impl, r):
     d_amax = torch.full((1,), -1.0, device="cuda") if r.random() < 0.3 else None
     alpha, beta, fast = r.choice([1.0, 1.0, -0.5]), r.choice([1.0, 0.3]) if c is not None else 0.0, r.random() < 0.3
     x = gemm.call(a, b, d, scale_a, scale_b, block_a, block_b, bias, c, fast, d_scale, d_amax, alpha, beta)
-    told = gemm.run(impl, x)
+    what = f"batch {batch} m {m} n {n} k {k} {a.dtype} {b.dtype} -> {d_type} blocks {block_a} {block_b} fast {fast}"
+    shape = lambda t: "none" if t is None else f"{t.dtype} {list(t.shape)} by {list(t.stride())}"
+    details = f"a {shape(a)} b {shape(b)} c {shape(c)} d {shape(d)} bias {shape(bias)} scales {shape(scale_a)}, {shape(scale_b)} alpha {alpha} beta {beta}"
+    try:
+        told = gemm.run(impl, x)
+    except RuntimeError as error:
+        return f"{error}: {what} {details}"
     if told:
         return None
     torch.cuda.synchronize()
-    what = f"{impl} {gemm.library.bench_last_kernel().decode()} batch {batch} m {m} n {n} k {k} {a.dtype} {b.dtype} -> {d_type} blocks {block_a} {block_b} fast {fast}"
+    kernel = gemm.library.bench_last_kernel().decode()
+    if impl == "cublaslt" and kernel and one_random.refused < 10:
+        one_random.refused += 1
+        print(f"cublasLtMatmul refused, {kernel} ran: {what} {details}", flush=True)
+    what = f"{impl} {kernel} {what}"
     if int(gemm.workspace[0]) != MAGIC or int(gemm.workspace.count_nonzero()) != 1:
         return what + ": the workspace has changed"
     if (memory[:, m:].float() != memory[0, m, 0].float()).any() or (memory[..., n:].float() != memory[0, m, 0].float()).any():
@@ -177,6 +187,9 @@ def one_random(gemm, impl, r):
         if not abs(d_amax.item() - largest) <= 4e-3 * largest + 1e-6:
             return f"{what}: amax {d_amax.item()}, wanted {largest}"
     return ""
+
+
+one_random.refused = 0
 
 
 def check(gemm, impl, seconds):

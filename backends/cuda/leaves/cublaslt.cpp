@@ -153,6 +153,10 @@ bool is_even(const cqsa_matrix& x, int64_t bytes, int64_t rows, int64_t columns,
 }
 int64_t bytes_of_kind(int32_t kind) { return kind == gemm_f32 ? 4 : kind <= gemm_bf16 ? 2 : 1; }
 
+bool lie_alike(const cqsa_fp8_gemm_leaf& a) {
+  return a.c.dtype == a.d.dtype && (a.m <= 1 || a.c.stride[1] == a.d.stride[1]) && (a.batch <= 1 || a.c.stride[0] == a.d.stride[0]);
+}
+
 const char* why_not_sizes(const cqsa_fp8_gemm_leaf& a) {
   constexpr int64_t most = INT32_MAX;
   if (a.batch < 1 || a.m < 1 || a.n < 1 || a.k < 1) return "there is nothing to multiply";
@@ -161,6 +165,7 @@ const char* why_not_sizes(const cqsa_fp8_gemm_leaf& a) {
   if (!is_even(a.a, 1, a.m, a.k, a.batch) || !is_even(a.b, 1, a.n, a.k, a.batch)) return "rows of codes must be contiguous and multiples of 16 bytes apart";
   if (!is_even(a.d, bytes_of_kind(gemm_kind_of(a.d.dtype)), a.m, a.n, a.batch) || (a.batch > 1 && a.d.stride[0] == 0)) return "rows of d must be contiguous and multiples of 16 bytes apart";
   if (a.beta != 0 && !is_even(a.c, bytes_of_kind(gemm_kind_of(a.c.dtype)), a.m, a.n, a.batch)) return "rows of c must be contiguous and multiples of 16 bytes apart";
+  if (a.beta != 0 && a.c.data == a.d.data && !lie_alike(a)) return "c and d are one memory in two layouts";
   if (a.bias && a.n > 1 && a.bias_stride != 1) return "bias is not contiguous";
   return nullptr;
 }
@@ -356,16 +361,28 @@ cqsa_status probe(void* device, const cqsa_fp8_gemm_leaf* leaf, char* reason, ui
   return ask(device, *api, *leaf, &x, &handle) ? CQSA_OK : decline("cuBLASLt names no algorithm for it", reason, size);
 }
 
-// Of some problems cuBLASLt says only when it is to run them that it does not; nothing is queued then.
-bool is_refusal(cublasStatus_t status) { return status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_NOT_SUPPORTED; }
-
-cqsa_status launch_own(void* device, const cqsa_fp8_gemm_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec* exec, void* stream) {
-  for (const cqsa_fp8_gemm_impl* own : {&sm90_fp8_gemm, &sm80_fp8_gemm})
-    if (own->probe(device, leaf, nullptr, 0) == CQSA_OK && own->workspace(leaf, 1) <= bytes) return own->launch(device, leaf, workspace, bytes, exec, stream);
-  return portable_fp8_gemm.launch(device, leaf, workspace, bytes, exec, stream);
+// No probe asks for this shape again.
+void forget(void* device, const request& asked) {
+  device_answers* const known = answers_of(cuda::device_of(device).index);
+  const std::lock_guard hold(known->lock);
+  for (int i = 0; i < known->count; ++i)
+    if (std::memcmp(&known->answers[i].asked, &asked, sizeof asked) == 0) known->answers[i].usable = false;
 }
 
-cqsa_status launch_leaf(void* device, const cqsa_fp8_gemm_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec* exec, void* stream) {
+// The next one of the list that takes it. It has no workspace, which was asked for this one: only d_amax needs any.
+cqsa_status launch_next(void* device, const cqsa_fp8_gemm_leaf* leaf, const cqsa_exec* exec, void* stream) {
+  for (const cqsa_fp8_gemm_impl* next : {&sm90_fp8_gemm, &sm80_fp8_gemm})
+    if (next->probe(device, leaf, nullptr, 0) == CQSA_OK) return next->launch(device, leaf, nullptr, 0, exec, stream);
+  return portable_fp8_gemm.launch(device, leaf, nullptr, 0, exec, stream);
+}
+
+// cublasLtMatmul() looks at more than the heuristic does, before it queues anything.
+bool is_refusal(cublasStatus_t s) { return s == CUBLAS_STATUS_INVALID_VALUE || s == CUBLAS_STATUS_NOT_SUPPORTED; }
+
+// Without c: d is that only if both are of one layout. cuBLASLt refuses one address with two.
+const void* c_of(const request& r, const cqsa_fp8_gemm_leaf& a) { return r.has_c ? a.c.data : r.kind[2] == r.kind[3] ? a.d.data : nullptr; }
+
+cqsa_status launch_leaf(void* device, const cqsa_fp8_gemm_leaf* leaf, void*, uint64_t, const cqsa_exec* exec, void* stream) {
   const cqsa_fp8_gemm_leaf& a = *leaf;
   const cublaslt_api* api = nullptr;
   if (const char* text = why_not(device, a, &api)) return fail(CQSA_ERROR_UNSUPPORTED, "%s", text);
@@ -375,10 +392,13 @@ cqsa_status launch_leaf(void* device, const cqsa_fp8_gemm_leaf* leaf, void* work
   cublasLtHandle_t handle = nullptr;
   if (!ask(device, *api, a, &x, &handle) || !set_pointers(*api, x.operation, x.asked, a)) return fail(CQSA_ERROR_UNSUPPORTED, "cuBLASLt names no algorithm for it");
   const float alpha = a.alpha == 0 ? 1.0f : float(a.alpha), beta = float(a.beta);
-  const void* c = x.asked.has_c ? a.c.data : a.d.data;
+  const void* c = c_of(x.asked, a);
   const cublasStatus_t status = api->cublasLtMatmul(handle, &x.operation, &alpha, a.b.data, &x.layout[1], a.a.data, &x.layout[0], &beta, c, &x.layout[2], a.d.data,
                                                     &x.layout[3], &x.algorithm, nullptr, 0, static_cast<cudaStream_t>(stream));
-  if (is_refusal(status)) return launch_own(device, leaf, workspace, bytes, exec, stream);
+  if (is_refusal(status)) {
+    forget(device, x.asked);
+    return launch_next(device, leaf, exec, stream);
+  }
   return status == CUBLAS_STATUS_SUCCESS ? CQSA_OK : fail(CQSA_ERROR_RUNTIME, "cublasLtMatmul failed with status %d", int(status));
 }
 

@@ -31,8 +31,17 @@ struct tile {
   double time;  // of a tile, in that of a large one
 };
 template <class S> constexpr tile tile_of(int32_t group, double time) { return {S::rows, S::columns, S::cluster, S::shared_bytes, group, time}; }
+// The wide ones are large ones to this part, with more shared memory.
+constexpr tile large_tile(int32_t group) {
+  tile t = tile_of<sm90::gemm_large>(group, 1.0);
+  if (sm90::gemm_wide::shared_bytes > t.shared_bytes) t.shared_bytes = sm90::gemm_wide::shared_bytes;
+  return t;
+}
+#ifndef CQSA_FP8_GROUP
+#define CQSA_FP8_GROUP 8  // rows of large tiles that are walked through together
+#endif
 // What small ones lose: their operands are read more often, and their ends are longer.
-constexpr tile tiles[] = {tile_of<sm90::gemm_large>(8, 1.0), tile_of<sm90::gemm_medium>(16, 0.65), tile_of<sm90::gemm_small>(16, 0.42)};
+constexpr tile tiles[] = {large_tile(CQSA_FP8_GROUP), tile_of<sm90::gemm_medium>(16, 0.65), tile_of<sm90::gemm_small>(16, 0.42)};
 enum { size_large = 0, size_medium = 1, size_small = 2, num_sizes = 3 };
 
 int64_t count_of(const cqsa_fp8_gemm_leaf& a, const tile& t) {

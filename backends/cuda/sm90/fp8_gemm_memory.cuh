@@ -17,8 +17,12 @@ template <class S> struct gemm_memory {
   CQSA_DEVICE float* scales(uint32_t slot) const {
     return reinterpret_cast<float*>(base + S::stages * S::stage_bytes + S::staging_bytes) + slot * S::columns;
   }
+  // What a warpgroup needs for each column at the end of a tile: a factor and the bias.
+  CQSA_DEVICE float* factors(int group) const {
+    return reinterpret_cast<float*>(base + S::stages * S::stage_bytes + S::staging_bytes + S::scale_bytes) + group * 2 * S::columns;
+  }
   CQSA_DEVICE block_barrier* barriers() const {
-    return reinterpret_cast<block_barrier*>(base + S::stages * S::stage_bytes + S::staging_bytes + S::scale_bytes);
+    return reinterpret_cast<block_barrier*>(base + S::stages * S::stage_bytes + S::staging_bytes + S::scale_bytes + S::factor_bytes);
   }
   CQSA_DEVICE block_barrier& full(uint32_t slot) const { return barriers()[slot]; }
   CQSA_DEVICE block_barrier& empty(uint32_t slot) const { return barriers()[S::stages + slot]; }
@@ -66,7 +70,8 @@ struct tile_place {
 template <class S> CQSA_DEVICE tile_place tile_at(const gemm_launch& p, int32_t tile) {
   const gemm_unit u = find_gemm_unit(int32_t(p.g.row_tiles), int32_t(p.g.column_tiles), p.group, tile);
   const int32_t rank = S::cluster > 1 ? int32_t(rank_in_cluster()) : 0;
-  return {u.batch, u.row * S::rows, (u.column * S::cluster + rank) * S::columns};
+  if constexpr (S::share_b) return {u.batch, (u.row * S::cluster + rank) * S::rows, u.column * S::columns};
+  else return {u.batch, u.row * S::rows, (u.column * S::cluster + rank) * S::columns};
 }
 template <class S> CQSA_DEVICE int32_t first_tile() { return int32_t(blockIdx.x) / S::cluster; }
 CQSA_DEVICE int32_t tiles_of(const gemm_launch& p) { return int32_t(p.g.batch * p.g.row_tiles * p.g.column_tiles); }

@@ -20,21 +20,27 @@ namespace cqsa::gpu::sm90 {
 enum class gemm_form { fast, plain, blocks, columns };
 
 // Two warpgroups compute, each `waves` times 64 rows and `columns` columns; a third one loads. `cluster` blocks beside each other share the rows
-// of a, of which each loads its part for all of them.
-template <int Waves, int Columns, int Cluster> struct gemm_shape {
+// of a, of which each loads its part for all of them; or, over each other, those of b.
+template <int Waves, int Columns, int Cluster, bool ShareB = false> struct gemm_shape {
   static constexpr int waves = Waves, columns = Columns, cluster = Cluster;
+  static constexpr bool share_a = Cluster > 1 && !ShareB, share_b = Cluster > 1 && ShareB;
   static constexpr int rows = 128 * Waves, threads = 384, warps = 8;  // warps that compute
   static constexpr int depth = 128;                                    // of k in a stage: a row of shared memory
   static constexpr int a_bytes = rows * depth, b_bytes = columns * depth, stage_bytes = a_bytes + b_bytes;
   static constexpr int stages = 196608 / stage_bytes;
-  static constexpr int a_box = 128;  // rows that one copy brings: that part of a tile that a block of a cluster loads
-  static_assert(rows == a_box * cluster, "each block loads one box");
+  // Rows that one copy brings: that part of a tile that a block of a cluster loads.
+  static constexpr int a_box = share_a ? rows / Cluster : rows, b_box = share_b ? Columns / Cluster : Columns;
+  static_assert(a_box == 128, "one box of a for each block");
   static constexpr int staging_each = 16 * 36 * 4, staging_bytes = warps * staging_each;  // f32: 16 rows of 32 columns for each warp, padded
-  static constexpr int scale_bytes = stages * columns * 4, barrier_bytes = 256;
-  static constexpr int shared_bytes = stages * stage_bytes + staging_bytes + scale_bytes + barrier_bytes + 1024;
+  static constexpr int scale_bytes = stages * columns * 4, factor_bytes = 2 * 2 * columns * 4, barrier_bytes = 256;
+  static constexpr int shared_bytes = stages * stage_bytes + staging_bytes + scale_bytes + factor_bytes + barrier_bytes + 1024;
   static_assert(16 * stages <= barrier_bytes && shared_bytes <= 232448, "what a block has");
 };
 using gemm_large = gemm_shape<2, 128, 2>;
+// The same 256 x 256 of a cluster, cut the other way: for sums without promotion, which have the registers for 256 columns at once. The matrix
+// unit reads 80 bytes a clock of shared memory then, not 96.
+using gemm_wide = gemm_shape<1, 256, 2, true>;
+static_assert(gemm_large::a_box == gemm_wide::a_box && gemm_large::b_box == gemm_wide::b_box, "the host part need not know which of both it is");
 using gemm_medium = gemm_shape<1, 128, 1>;
 using gemm_small = gemm_shape<1, 64, 1>;
 

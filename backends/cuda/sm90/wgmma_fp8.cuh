@@ -29,6 +29,7 @@ template <int N, int KindA, int KindB> struct wgmma_fp8;
   CQSA_WGMMA_FP8(n, count, e5m2, e5m2, d0, d1, d2)
 CQSA_WGMMA_FP8_OF(64, 32, "%32", "%33", "%34")
 CQSA_WGMMA_FP8_OF(128, 64, "%64", "%65", "%66")
+CQSA_WGMMA_FP8_OF(256, 128, "%128", "%129", "%130")
 #undef CQSA_WGMMA_FP8_OF
 #undef CQSA_WGMMA_FP8
 #undef CQSA_PTX_e4m3fn
