@@ -40,8 +40,9 @@ def bits(array):
     if array is None:
         return None
     if isinstance(array, torch.Tensor):
-        array = array.detach().cpu().contiguous()
-        return array.contiguous().reshape(-1).view(torch.uint8).numpy() if array.numel() else np.empty(0, np.uint8)
+        flat = torch.empty(array.numel(), dtype=array.dtype)  # one of one element may have any stride
+        flat.copy_(array.detach().reshape(-1))
+        return flat.view(torch.uint8).numpy()
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 

@@ -37,11 +37,8 @@ constexpr tile large_tile(int32_t group) {
   if (sm90::gemm_wide::shared_bytes > t.shared_bytes) t.shared_bytes = sm90::gemm_wide::shared_bytes;
   return t;
 }
-#ifndef CQSA_FP8_GROUP
-#define CQSA_FP8_GROUP 8  // rows of large tiles that are walked through together
-#endif
 // What small ones lose: their operands are read more often, and their ends are longer.
-constexpr tile tiles[] = {large_tile(CQSA_FP8_GROUP), tile_of<sm90::gemm_medium>(16, 0.65), tile_of<sm90::gemm_small>(16, 0.42)};
+constexpr tile tiles[] = {large_tile(8), tile_of<sm90::gemm_medium>(16, 0.65), tile_of<sm90::gemm_small>(16, 0.42)};
 enum { size_large = 0, size_medium = 1, size_small = 2, num_sizes = 3 };
 
 int64_t count_of(const cqsa_fp8_gemm_leaf& a, const tile& t) {
