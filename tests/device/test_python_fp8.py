@@ -83,6 +83,16 @@ def test_conversions():
                 both(narrow.view(dtype).reshape(256, 256), format=format, saturate=saturate, scale=scale)
 
 
+def test_conversions_of_2_to_the_28_numbers():
+    patterns = torch.randint(-(1 << 31), 1 << 31, (1 << 14, 1 << 14), dtype=torch.int32, generator=torch.Generator().manual_seed(28)).view(torch.float32)
+    on_device = patterns.to(CUDA)
+    for format, saturate in itertools.product(FORMATS, (True, False)):
+        one = cqsa.fp8_quantize(on_device, format=format, saturate=saturate, scale=1.0).data
+        other = cqsa.fp8_quantize(patterns, format=format, saturate=saturate, scale=1.0, backend="cpu").data
+        wrong = (one.view(torch.uint8) != other.view(torch.uint8).to(CUDA)).sum().item()
+        assert wrong == 0, f"{format}, saturate={saturate}: {wrong} codes differ"
+
+
 def test_granularities_and_layouts():
     for shape, granularity, layout in itertools.product(SHAPES, GRANULARITIES, ("row", "transposed", "dual")):
         for dtype in DTYPES:
