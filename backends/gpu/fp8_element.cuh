@@ -107,6 +107,7 @@ CQSA_DEVICE uint32_t encode_number(uint32_t x, float scale, const fp8_encoder& h
 // A vector is 16 bytes of x: four numbers of f32, eight of 16 bits. All that is fast takes whole aligned vectors; loops over the elements take the rest.
 template <int Kind> constexpr int per_vector = Kind == kind_f32 ? 4 : 8;
 CQSA_DEVICE int numbers_of(int kind) { return kind == kind_f32 ? 4 : 8; }
+CQSA_DEVICE int shift_of(int kind) { return kind == kind_f32 ? 2 : 3; }  // no quotient by a number that is not known before
 
 // What fast conversions do with a format: they saturate, and make numbers of the largest finite magnitude of what is not a number.
 struct fp8_fast {
@@ -136,6 +137,9 @@ template <bool Wide> CQSA_DEVICE uint32_t encode_four(float a, float b, float c,
   }
 }
 
+// Eight numbers of 16 bits, of one kind or the other. Where conversion takes many instructions it is not worth it to have it twice.
+constexpr int kind_half = -1;
+
 // Element i of some words; of a NaN not all bits.
 template <int Kind> CQSA_DEVICE float number_of(const uint32_t* w, int i) {
   if constexpr (Kind == kind_f32) return float_of(w[i]);
@@ -164,31 +168,40 @@ CQSA_DEVICE uint32_t most_of_words(const uint32_t* w, int n, bool f32) {
 }
 // NaN and infinities as 0, so that they do not count.
 CQSA_DEVICE void drop_strange(uint32_t* w, int n, int kind) {
+  if (kind == kind_f32) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) w[i] = (w[i] & 0x7fffffffu) >= inf_bits ? 0 : w[i];
+    return;
+  }
   const uint32_t inf = kind == kind_bf16 ? 0x7f80u : 0x7c00u;
 #pragma unroll
-  for (int i = 0; i < n; ++i) {
-    if (kind == kind_f32) {
-      if ((w[i] & 0x7fffffffu) >= inf_bits) w[i] = 0;
-      continue;
-    }
-    if ((w[i] & 0x7fffu) >= inf) w[i] &= 0xffff0000u;
-    if ((w[i] >> 16 & 0x7fffu) >= inf) w[i] &= 0xffffu;
-  }
+  for (int i = 0; i < n; ++i) w[i] &= ((w[i] & 0x7fffu) >= inf ? 0 : 0xffffu) | ((w[i] >> 16 & 0x7fffu) >= inf ? 0 : 0xffff0000u);
 }
 
 struct alignas(8) word_pair {
   uint32_t x[2];
 };
-// Eight numbers, or with one scale each.
-template <int Kind, bool Wide> CQSA_DEVICE word_pair encode8(const uint32_t* w, const float (&scale)[8], const fp8_fast& f) {
-  float y[8];
+template <int Kind> CQSA_DEVICE void numbers8(const uint32_t* w, bool bf16, float (&y)[8]) {
+  if constexpr (Kind != kind_half) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) y[i] = product_f32(number_of<Kind>(w, i), scale[i]);
+    for (int i = 0; i < 8; ++i) y[i] = number_of<Kind>(w, i);
+  } else if (bf16) {
+    numbers8<kind_bf16>(w, true, y);
+  } else {
+    numbers8<kind_f16>(w, false, y);
+  }
+}
+// With one scale each.
+template <int Kind, bool Wide> CQSA_DEVICE word_pair encode8(const uint32_t* w, const float (&scale)[8], const fp8_fast& f, bool bf16 = false) {
+  float y[8];
+  numbers8<Kind>(w, bf16, y);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) y[i] = product_f32(y[i], scale[i]);
   return {{encode_four<Wide>(y[0], y[1], y[2], y[3], f), encode_four<Wide>(y[4], y[5], y[6], y[7], f)}};
 }
-template <int Kind, bool Wide> CQSA_DEVICE word_pair encode8(const uint32_t* w, float scale, const fp8_fast& f) {
+template <int Kind, bool Wide> CQSA_DEVICE word_pair encode8(const uint32_t* w, float scale, const fp8_fast& f, bool bf16 = false) {
   const float all[8] = {scale, scale, scale, scale, scale, scale, scale, scale};
-  return encode8<Kind, Wide>(w, all, f);
+  return encode8<Kind, Wide>(w, all, f, bf16);
 }
 // A vector of x as codes; what f32 has of them is in the first word.
 template <int Kind, bool Wide> CQSA_DEVICE word_pair encode_vector(const loaded16& x, float scale, const fp8_fast& f) {

@@ -202,7 +202,7 @@ template <int Lanes> CQSA_DEVICE uint32_t general_side(const fp8_params& p, cons
 
 template <int Lanes> CQSA_DEVICE void fp8_general_block(const fp8_params& p) {
   const fp8_job& job = job_of<true>(p);
-  const fp8_head head = head_of(p, job);
+  const fp8_head head = head_of<true>(p, job);
   barrier();
   uint32_t most = 0;
   if (head.go) {
@@ -215,7 +215,7 @@ template <int Lanes> CQSA_DEVICE void fp8_general_block(const fp8_params& p) {
     }
     if (!any && job.words) most = general_amax<Lanes>(job, head);
     if (job.column_sum && p.phase != phase_amax) general_sums(job, head);
-    publish(p, job, head);
+    publish<true>(p, job, head);
   }
   end_block<Lanes, true>(p, job, head.go, p.phase == phase_codes ? 0 : most);
 }

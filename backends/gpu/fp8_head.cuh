@@ -30,6 +30,9 @@ template <bool Many> CQSA_DEVICE const fp8_job& job_of(const fp8_params& p) {
   return p.jobs[j];
 }
 
+// The same job for what is seldom done.
+CQSA_DEVICE const fp8_job& job_again(const fp8_job& job) { return (&job)[hidden_zero()]; }
+
 CQSA_DEVICE bool workspace_is_sound(const fp8_params& p) {
   return !p.workspace || reinterpret_cast<const fp8::workspace_header*>(p.workspace)->magic == fp8::workspace_magic;
 }
@@ -73,23 +76,24 @@ CQSA_DEVICE bool is_known(const fp8_params& p, const fp8_job& job, const fp8_sid
 }
 
 // The same for all threads of the block. They have to meet before one of them comes upon something rare: control() is cleared here. What is
-// read does not wait for each other; a kernel asks for its first numbers before it comes here.
-CQSA_DEVICE fp8_head head_of(const fp8_params& p, const fp8_job& job) {
+// read does not wait for each other; a kernel asks for its first numbers before it comes here. Special: batches and groups of rows, scales of
+// blocks that are known. Sides: those that may have codes.
+template <bool Special = false, int Sides = 2> CQSA_DEVICE fp8_head head_of(const fp8_params& p, const fp8_job& job) {
   if (thread_index() == 0) control().amax = control().nan = control().infinite = control().saturated = 0;
   fp8_head head{};
-  head.rows = job.batch * job.rows;
+  head.rows = Special ? job.batch * job.rows : job.rows;
   const uint32_t skip = job.skip ? load_u32(reinterpret_cast<const char*>(job.skip)) : 0;
   bool sound = workspace_is_sound(p);
   if (job.ring.state) sound = sound & ring_is_sound(job.ring);
   if (p.phase != phase_amax)
 #pragma unroll
-    for (int s = 0; s < 2; ++s) {
+    for (int s = 0; s < Sides; ++s) {
       const fp8_side& side = job.side[s];
       if (!side.codes.data || !side.single || !is_known(p, job, side)) continue;
       head.scale[s] = single_scale(job, side).scale;
       sound = sound & fp8::is_scale(head.scale[s]);
     }
-  if (job.groups) head.rows = group_begin(job.groups, job.groups_bytes, job.groups_stride, job.num_groups, head.rows);
+  if (Special && job.groups) head.rows = group_begin(job.groups, job.groups_bytes, job.groups_stride, job.num_groups, head.rows);
   head.go = sound & (skip == 0);
   const bool first = block_index_x() == job.first_block && thread_index() == 0;
   if (!sound && skip == 0 && first && job.counters && p.phase != phase_amax) atomic_add_i64(job.counters + 3 * job.counters_stride, 1);
@@ -97,18 +101,18 @@ CQSA_DEVICE fp8_head head_of(const fp8_params& p, const fp8_job& job) {
 }
 
 // Scales that were known, and padding of all; a share of it for every block of the job.
-CQSA_DEVICE void publish(const fp8_params& p, const fp8_job& job, const fp8_head& head) {
+template <bool Special = false, int Sides = 2> CQSA_DEVICE void publish(const fp8_params& p, const fp8_job& job, const fp8_head& head) {
   if (p.phase == phase_amax) return;
   const int64_t first = (block_index_x() - job.first_block) * block_threads() + thread_index(), step = job.blocks * block_threads();
 #pragma unroll 1
-  for (int s = 0; s < 2; ++s) {
+  for (int s = 0; s < Sides; ++s) {
     const fp8_side& side = job.side[s];
     if (!side.codes.data) continue;
     clear_padding(side.scale_inv, side.rows, side.columns, first, step);
     const bool counts = job.counters && job.source == CQSA_FP8_STATIC && !side.single;
     if (!is_known(p, job, side) || (!side.scale.data && !side.scale_inv.data && !counts)) continue;
-    if (side.single) {
-      if (first != 0 || (job.groups && head.rows == 0)) continue;
+    if (side.single || !Special) {
+      if (first != 0 || (Special && job.groups && head.rows == 0)) continue;
       const fp8::scale_pair pair = single_scale(job, side);
       store_scales(side, 0, 0, pair.scale, pair.scale_inv);
       continue;
@@ -157,21 +161,29 @@ CQSA_DEVICE void add_counts(const fp8_job& job) {
     if (n[i]) atomic_add_i64(job.counters + i * job.counters_stride, n[i]);
 }
 
-// An amax into a ring; all lanes of a team go along.
-template <int Lanes> CQSA_DEVICE void ring_take(char* state, float amax) {
+// The largest amax of a ring's history but for the one that goes next, for all lanes of a team. It needs no amax of this call, so that
+// both are read at the same time.
+template <int Lanes> CQSA_DEVICE uint32_t ring_most(const char* state, int hist_len) {
+  const int index = reinterpret_cast<const fp8::ring_state*>(state)->index;
+  const float* const history = reinterpret_cast<const float*>(state + sizeof(fp8::ring_state));
+  uint32_t most = 0;
+#pragma unroll 1
+  for (int i = thread_index() % Lanes; i < hist_len; i += Lanes) {
+    const uint32_t bits = fp8::amax_bits(history[i]);
+    most = larger_u32(most, i != index ? bits : 0);
+  }
+  return most_of_lanes<Lanes>(most);
+}
+
+// An amax into a ring, with what ring_most() has found; one thread.
+CQSA_DEVICE void ring_take(char* state, float amax, uint32_t most) {
   fp8::ring_state& s = *reinterpret_cast<fp8::ring_state*>(state);
   float* const history = reinterpret_cast<float*>(state + sizeof(fp8::ring_state));
-  const int lane = thread_index() % Lanes;
   if (!fp8::is_amax(amax)) {
-    if (lane == 0) ++s.refused;
+    ++s.refused;
     return;
   }
-  uint32_t most = fp8::amax_bits(amax);
-#pragma unroll 1
-  for (int i = lane; i < s.hist_len; i += Lanes)
-    if (i != s.index) most = larger_u32(most, fp8::amax_bits(history[i]));
-  most = most_of_lanes<Lanes>(most);
-  if (lane != 0) return;
+  most = larger_u32(most, fp8::amax_bits(amax));
   history[s.index] = amax;
   s.index = s.index + 1 < s.hist_len ? s.index + 1 : 0;
   const float from = s.algorithm == CQSA_FP8_RING_MOST_RECENT ? amax : float_of(most);
@@ -193,13 +205,15 @@ constexpr uint32_t refused_bits = 0xffffffffu;
 template <int Lanes> CQSA_DEVICE void end_job(const fp8_params& p, const fp8_job& job) {
   const int lane = thread_index() % Lanes;
   const uint32_t bits = job.words[0];
+  const bool folds = p.phase != phase_amax && job.ring.state && !job.ring.stage;
+  const uint32_t most = folds ? ring_most<Lanes>(job.ring.state, job.ring.hist_len) : 0;
   const float amax = plain_amax(bits);
   lanes_barrier<Lanes>();  // before the word is cleared
   if (p.phase == phase_amax) return;
-  if (bits != refused_bits) {
-    if (lane == 0 && job.amax) store_u32(reinterpret_cast<char*>(job.amax), bits_of(amax));
-    if (job.ring.state && !job.ring.stage) ring_take<Lanes>(job.ring.state, amax);
-    if (job.ring.state && job.ring.stage && lane == 0) ring_stage(job.ring.state, amax);
+  if (bits != refused_bits && lane == 0) {
+    if (job.amax) store_u32(reinterpret_cast<char*>(job.amax), bits_of(amax));
+    if (folds) ring_take(job.ring.state, amax, most);
+    if (job.ring.state && job.ring.stage) ring_stage(job.ring.state, amax);
   }
 #pragma unroll 1
   for (int64_t i = lane; i < 1 + (job.per_group ? job.num_groups : 0); i += Lanes) job.words[i] = 0;
@@ -231,6 +245,7 @@ template <int Lanes, bool Many> CQSA_DEVICE void end_block(const fp8_params& p, 
     }
   }
   if (!shuffle<Lanes>(last, 0)) return;
+  lanes_barrier<Lanes>();
 #pragma unroll 1
   for (int j = 0; j < (Many ? p.count : 1); ++j)
     if ((Many ? p.jobs[j] : job).words) end_job<Lanes>(p, Many ? p.jobs[j] : job);

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t threads = 256;
 constexpr uint64_t words_at = 128;  // behind the header and the ticket
 
-enum class way { general, stream, tile, group, row };
+enum class way { general, stream, tile, group, row, columns };
 
 const cqsa_fp8_output& side_of(const cqsa_fp8_job& job, int s) { return s == 0 ? job.row : job.transposed; }
 // Data may be missing: of what is empty, and where only the workspace is asked for.
@@ -167,7 +167,7 @@ bool by_rows(fp8_job& j, int32_t phase, way* how) {
   const bool known = knows_scale(j, phase);
   if (!is_plain_row(j) || (!known && (j.source != CQSA_FP8_CURRENT || side.single || side.block[0] != 1))) return false;
   const int64_t g = known ? j.columns : side.block[1], numbers = numbers_of(j);
-  if (g < 32) return false;
+  if (g < 32 || j.rows * divide_up(j.columns, g) >= int64_t(1) << 30) return false;
   align_rows(j);
   *how = way::row;
   if (known || side.columns == 1) return true;
@@ -179,12 +179,21 @@ bool by_rows(fp8_job& j, int32_t phase, way* how) {
   return true;
 }
 
+// Scales of columns, of all rows or of blocks of them; whole vectors alone.
+bool by_columns(fp8_job& j) {
+  const fp8_side& side = j.side[0];
+  if (!is_plain_row(j) || j.source != CQSA_FP8_CURRENT || !side.codes.data || side.single || side.block[1] != 1 || side.block[0] < 2) return false;
+  align_rows(j);
+  return j.x.aligned && side.codes.aligned && j.columns % numbers_of(j) == 0 && j.rows > 0 && side.rows * j.columns < int64_t(1) << 31 && j.rows < int64_t(1) << 30;
+}
+
 way way_of(fp8_job& j, int32_t phase) {
   way how = way::general;
   fp8_job copy = j;
   if (streams(copy, phase)) how = way::stream;
   else if (copy = j; by_rows(copy, phase, &how)) {}
   else if (copy = j; tiles(copy, phase)) how = way::tile;
+  else if (copy = j; by_columns(copy)) how = way::columns;
   else copy = j;
   j = copy;
   return how;
@@ -192,19 +201,25 @@ way way_of(fp8_job& j, int32_t phase) {
 
 // How long a piece is that a block has at a time, and with how many threads.
 int64_t length_of(const fp8_job& j, int32_t phase, way how) { return how == way::group || knows_scale(j, phase) ? j.columns : j.side[0].block[1]; }
-int64_t threads_of(const device_facts& facts, const fp8_job& j, int32_t phase, way how) {
+int64_t threads_of(const device_facts& facts, const fp8_job& j, int32_t phase, way how, bool alone) {
+  if (how == way::columns) return fp8_columns_threads;
+  // A ticket is an atomic that each block waits for: fewer and larger blocks.
+  if (how == way::stream && alone && j.words && j.columns >= facts.compute_units * fp8_stream_threads * 4 * numbers_of(j)) return fp8_stream_threads;
   if (how != way::group && how != way::row) return threads;
   const int64_t wanted = divide_up(length_of(j, phase, how), numbers_of(j) * 4);
   return smaller(divide_up(larger(wanted, 1), facts.lanes) * facts.lanes, threads);
 }
 
-int64_t blocks_of(const device_facts& facts, const fp8_job& j, int32_t phase, way how) {
-  const int64_t n = j.batch * j.rows * j.columns, mine = threads_of(facts, j, phase, how), length = larger(length_of(j, phase, how), 1);
-  const auto of_unit = [&](int64_t full) { return smaller(full * threads / mine, 32); };
+// A block for each piece is faster than blocks that stay and loop, where no ticket makes many blocks dear.
+int64_t blocks_of(const device_facts& facts, const fp8_job& j, int32_t phase, way how, bool alone) {
+  constexpr int64_t all = int64_t(1) << 20;  // of a multiprocessor: no limit
+  const int64_t n = j.batch * j.rows * j.columns, mine = threads_of(facts, j, phase, how, alone), length = larger(length_of(j, phase, how), 1);
+  const auto of_unit = [&](int64_t full) { return j.words ? smaller(full * threads / mine, 32) : all; };
   switch (how) {
-    case way::stream: return fp8_blocks(facts, divide_up(n, numbers_of(j)), threads * 4, fp8_stream_blocks);
-    case way::tile: return fp8_blocks(facts, divide_up(j.rows, fp8_tile_size) * divide_up(j.columns, fp8_tile_size), 1, j.x.kind == kind_f32 ? 2 : fp8_tile_blocks);
+    case way::stream: return fp8_blocks(facts, divide_up(n, numbers_of(j)), mine * 4, j.words ? 16 : all);
+    case way::tile: return fp8_blocks(facts, divide_up(j.rows, fp8_tile_size) * divide_up(j.columns, fp8_tile_size), 1, CQSA_FP8_TILES_LOOP ? fp8_tile_blocks(j.x.kind != kind_f32 && facts.arch >= 80) : all);
     case way::group: return fp8_blocks(facts, j.rows * divide_up(length, numbers_of(j) * 4 * mine), 1, of_unit(fp8_group_blocks));
+    case way::columns: return fp8_blocks(facts, j.side[0].rows * divide_up(j.columns, 8 * numbers_of(j)), 1, 1);
     case way::row: return fp8_blocks(facts, j.rows * divide_up(j.columns, length), 1, of_unit(fp8_row_blocks));
     default: return fp8_blocks(facts, n, threads, 8);
   }
@@ -219,10 +234,14 @@ kernel_id kernel_of(way how, const fp8_params& p) {
     case way::tile: return p.jobs[0].x.kind == kind_f32 ? kernel_id::cqsa_fp8_tile_f32 : kernel_id::cqsa_fp8_tile_half;
     case way::group: return kernel_id::cqsa_fp8_group;
     case way::row: return kernel_id::cqsa_fp8_row;
+    case way::columns: return kernel_id::cqsa_fp8_columns;
     default: return kernel_id::cqsa_fp8_general;
   }
 }
-uint32_t shared_of(way how) { return uint32_t(fp8_control_bytes + (how == way::general ? int32_t(threads) * 4 : how == way::tile ? fp8_tile_bytes : 0)); }
+uint32_t shared_of(way how) {
+  const int32_t more = how == way::general ? int32_t(threads) * 4 : how == way::tile ? fp8_tile_bytes : how == way::columns ? fp8_columns_bytes : 0;
+  return uint32_t(fp8_control_bytes + more);
+}
 
 // Jobs of one kernel that stand one after the other.
 struct batch_of_jobs {
@@ -237,13 +256,13 @@ cqsa_status launch_jobs(void* device, batch_of_jobs& b, void* stream) {
   bool words = false;
   for (int32_t i = 0; i < p.count; ++i) {
     fp8_job& j = p.jobs[i];
-    j.first_block = blocks, j.blocks = blocks_of(facts_of(device), j, p.phase, b.how), blocks += j.blocks;
+    j.first_block = blocks, j.blocks = blocks_of(facts_of(device), j, p.phase, b.how, p.count == 1), blocks += j.blocks;
     words = words || j.words;
   }
   if (!words) p.workspace = nullptr;
   // The launch behind one that looks for an amax alone finds its word.
   p.ticket = words && p.phase != phase_amax ? reinterpret_cast<uint32_t*>(p.workspace + sizeof(fp8::workspace_header)) : nullptr;
-  const launch_shape shape{{uint32_t(blocks), 1, 1}, uint32_t(threads_of(facts_of(device), p.jobs[0], p.phase, b.how)), shared_of(b.how)};
+  const launch_shape shape{{uint32_t(blocks), 1, 1}, uint32_t(threads_of(facts_of(device), p.jobs[0], p.phase, b.how, p.count == 1)), shared_of(b.how)};
   const cqsa_status status = launch(device, kernel_of(b.how, p), shape, &p, sizeof p, stream);
   p.count = 0;
   return status;

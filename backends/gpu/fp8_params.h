@@ -97,10 +97,19 @@ static_assert(sizeof(fp8_params) <= 4000, "one launch takes it");
 #ifndef CQSA_FP8_TILE_BLOCKS
 #define CQSA_FP8_TILE_BLOCKS 3
 #endif
-constexpr int32_t fp8_stream_blocks = CQSA_FP8_STREAM_BLOCKS, fp8_group_blocks = CQSA_FP8_GROUP_BLOCKS, fp8_row_blocks = CQSA_FP8_ROW_BLOCKS, fp8_tile_blocks = CQSA_FP8_TILE_BLOCKS;
+#ifndef CQSA_FP8_TILES_LOOP
+#define CQSA_FP8_TILES_LOOP 0
+#endif
+constexpr int32_t fp8_stream_threads = 1024;
+constexpr int32_t fp8_stream_blocks = CQSA_FP8_STREAM_BLOCKS, fp8_group_blocks = CQSA_FP8_GROUP_BLOCKS, fp8_row_blocks = CQSA_FP8_ROW_BLOCKS;
+// Before sm_80 compilers keep more in registers, and shared memory is short.
+constexpr int32_t fp8_tile_blocks(bool new_chip) { return new_chip ? CQSA_FP8_TILE_BLOCKS : 2; }
 
 // Tiles of fp8_tile.cuh, and what they take of shared memory.
-constexpr int32_t fp8_tile_size = 128, fp8_tile_bytes = 16384 + 4096 + 1024 + 16;
+constexpr int32_t fp8_tile_size = 128, fp8_tile_bytes = 16384 + 4096 + 1024;
+
+// Strips of fp8_columns.cuh.
+constexpr int32_t fp8_columns_threads = 1024, fp8_columns_bytes = 32 * 8 * 16 + 64 * 4;
 
 // Shared memory that begins with what head and end of every kernel use.
 constexpr int32_t fp8_control_bytes = 256;
@@ -114,6 +123,7 @@ struct fp8_dequantize_params {
   int64_t groups_stride, num_groups;
   int32_t groups_bytes, per_group;
   int64_t chunks;  // of 8 columns, in a row
+  int32_t plain;   // eight codes stand together everywhere and have one scale
 };
 
 struct fp8_scale_params {
@@ -128,6 +138,7 @@ struct fp8_transpose_params {
   char* out;
   int64_t rows, columns, x_stride[2], out_stride[2];
   int32_t aligned_in, aligned_out;
+  int32_t plain;  // rows of x and of out: neighbours stand together, eight bytes in and sixteen out are whole and aligned
 };
 
 constexpr int32_t most_fp8_rings = 90;

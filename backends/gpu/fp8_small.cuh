@@ -3,7 +3,7 @@
 #pragma once
 
 #include "backends/cqsa_backend.h"
-#include "fp8_head.cuh"
+#include "fp8_tile.cuh"
 
 namespace cqsa::gpu {
 
@@ -22,9 +22,11 @@ template <int Lanes> CQSA_DEVICE void ring_begin(const fp8_ring_place& r, float 
 template <int Lanes> CQSA_DEVICE void ring_fold(const fp8_rings_params& p, const fp8_ring_place& r, int64_t n) {
   fp8::ring_state& s = *reinterpret_cast<fp8::ring_state*>(r.state);
   const float amax = p.amaxes ? float_of(load_u32(reinterpret_cast<const char*>(p.amaxes + n * p.amaxes_stride))) : s.staged;
-  if (p.amaxes || amax != 0) ring_take<Lanes>(r.state, amax);
-  lanes_barrier<Lanes>();  // all have read what was staged
-  if (thread_index() % Lanes == 0) s.staged = 0;
+  const uint32_t most = ring_most<Lanes>(r.state, r.hist_len);
+  lanes_barrier<Lanes>();  // all have read what was there
+  if (thread_index() % Lanes != 0) return;
+  if (p.amaxes || amax != 0) ring_take(r.state, amax, most);
+  s.staged = 0;
 }
 
 // A ring for every team of lanes.
@@ -59,52 +61,103 @@ CQSA_DEVICE void fp8_scale_block(const fp8_scale_params& p) {
 
 // ---- codes to numbers -------------------------------------------------------------------------------------------------------
 
-CQSA_DEVICE uint32_t half_of(float x, int kind) { return kind == kind_f16 ? f32_to_f16(x) : f32_to_bf16(x); }
-
-CQSA_DEVICE void dequantize_some(const fp8_dequantize_params& p, int64_t i, int64_t j, int64_t n, int64_t r) {
+// n codes of a row, one at a time.
+CQSA_DEVICE void dequantize_run(const fp8_dequantize_params& p, int64_t i, int64_t j, int64_t n, int64_t r) {
   const int64_t from = place_in(p.codes, p.batch, p.rows, i, j), to = place_in(p.out, p.batch, p.rows, i, j);
-  float y[8];
-  uint64_t bytes = 0;
-  const bool wide = n == 8 && p.codes.aligned;
-  if (wide) {
-    const word2x w = *reinterpret_cast<const word2x*>(p.codes.data + from);
-    bytes = uint64_t(w.x[1]) << 32 | w.x[0];
-  }
   int64_t column = -1;
   float scale = 1;
-#pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    y[k] = 0;
-    if (k >= n) continue;
+#pragma unroll 1
+  for (int64_t k = 0; k < n; ++k) {
     const int64_t c = (j + k) / p.block[1];
     if (p.scale_inv.data && c != column) scale = load_scale(p.scale_inv, r, c, p.grid_columns), column = c;
-    const uint32_t code = wide ? uint32_t(bytes >> 8 * k) & 0xffu : reinterpret_cast<const unsigned char*>(p.codes.data)[from + k * p.codes.stride[2]];
-    y[k] = plain_nan(product_f32(code_to_f32(code, p.codes.kind), scale));
+    const uint32_t code = reinterpret_cast<const unsigned char*>(p.codes.data)[from + k * p.codes.stride[2]];
+    store_element(p.out.data, p.out.kind, to + k * p.out.stride[2], plain_nan(product_f32(code_to_f32(code, p.codes.kind), scale)));
   }
-  if (n == 8 && p.out.aligned) {
-    word4x out[2];
+}
+
+// Whether one of four codes is not a finite number.
+CQSA_DEVICE bool is_strange(uint32_t codes, bool wide) { return (((codes & 0x7f7f7f7fu) + (wide ? 0x04040404u : 0x01010101u)) & 0x80808080u) != 0; }
+// Finite codes times a finite scale.
+CQSA_DEVICE float decode_finite(uint32_t codes, int k, bool wide, float scale) {
+  const uint32_t top = codes << (24 - 8 * k), mag = wide ? top >> 3 & 0x0fe00000u : top >> 4 & 0x07f00000u;
+  return product_f32(float_of((top & 0x80000000u) | mag) * (wide ? 0x1p112f : 0x1p120f), scale);
+}
+// f32_to_bf16() of two, neither of them NaN.
+CQSA_DEVICE uint32_t plain_bf16(float low, float high) {
+  const uint32_t a = bits_of(low), b = bits_of(high);
+  return pick_bytes(a + 0x7fffu + (a >> 16 & 1u), b + 0x7fffu + (b >> 16 & 1u), 0x7632u);
+}
+CQSA_DEVICE void decode_eight(const word2x& codes, bool wide, float scale, int kind, char* to) {
+  float y[8];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (p.out.kind == kind_f32) out[0].x[k] = bits_of(y[k]), out[1].x[k] = bits_of(y[k + 4]);
-      else out[0].x[k] = half_of(y[2 * k], p.out.kind) | half_of(y[2 * k + 1], p.out.kind) << 16, out[1].x[k] = 0;
+  for (int k = 0; k < 8; ++k) y[k] = decode_finite(codes.x[k / 4], k & 3, wide, scale);
+  word4x out[2];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (kind == kind_f32) out[0].x[k] = bits_of(y[k]), out[1].x[k] = bits_of(y[k + 4]);
+    else if (kind == kind_bf16) out[0].x[k] = plain_bf16(y[2 * k], y[2 * k + 1]);
+    else out[0].x[k] = f32_to_f16(y[2 * k]) | uint32_t(f32_to_f16(y[2 * k + 1])) << 16;
+  }
+  *reinterpret_cast<word4x*>(to) = out[0];
+  if (kind == kind_f32) *reinterpret_cast<word4x*>(to + 16) = out[1];
+}
+
+// Where codes and what they become are one row each and eight have one scale: four times eight codes a thread.
+constexpr int decode_each = 4;
+struct decode_walk {
+  uint32_t wide, high, across;  // vectors of a row; rows and vectors of a scale
+  bool one;
+  float only;
+};
+CQSA_DEVICE decode_walk decode_walk_of(const fp8_dequantize_params& p) {
+  const uint32_t wide = uint32_t(p.columns / 8), rows = uint32_t(p.batch * p.rows);
+  const uint32_t high = p.block[0] < rows ? uint32_t(p.block[0]) : rows, across = uint32_t((p.block[1] < p.columns ? p.block[1] : p.columns) / 8);
+  const bool one = !p.scale_inv.data || (high == rows && across == wide);
+  return {wide, high, across, one, one && p.scale_inv.data ? load_scale(p.scale_inv, 0, 0, 1) : 1.0f};
+}
+CQSA_DEVICE void dequantize_plain(const fp8_dequantize_params& p) {
+  const decode_walk w = decode_walk_of(p);
+  const uint32_t threads = uint32_t(block_threads()) * uint32_t(grid_size_x()), vectors = uint32_t(p.batch * p.rows) * w.wide;
+  const bool wide = p.codes.kind == kind_e5m2;
+#pragma unroll 1
+  for (uint32_t v = uint32_t(block_index_x()) * uint32_t(block_threads()) + uint32_t(thread_index()); v < vectors; v += decode_each * threads) {
+    word2x codes[decode_each];
+    float scale[decode_each];
+    uint32_t again = 0;
+#pragma unroll
+    for (int u = 0; u < decode_each; ++u) {
+      const uint32_t at = v + u * threads;
+      codes[u] = *reinterpret_cast<const word2x*>(p.codes.data + int64_t(at < vectors ? at : vectors - 1) * 8);
     }
-    char* const at = p.out.data + to * (p.out.kind == kind_f32 ? 4 : 2);
-    *reinterpret_cast<word4x*>(at) = out[0];
-    if (p.out.kind == kind_f32) *reinterpret_cast<word4x*>(at + 16) = out[1];
-    return;
-  }
 #pragma unroll
-  for (int k = 0; k < 8; ++k)
-    if (k < n) store_element(p.out.data, p.out.kind, to + k * p.out.stride[2], y[k]);
+    for (int u = 0; u < decode_each; ++u) {
+      const uint32_t at = v + u * threads < vectors ? v + u * threads : vectors - 1, row = w.one ? 0 : at / w.wide;
+      scale[u] = w.one ? w.only : load_scale(p.scale_inv, row / w.high, (at - row * w.wide) / w.across, p.grid_columns);
+    }
+#pragma unroll
+    for (int u = 0; u < decode_each; ++u) {
+      const uint32_t at = v + u * threads;
+      if (at >= vectors) continue;
+      again |= uint32_t(is_strange(codes[u].x[0], wide) || is_strange(codes[u].x[1], wide) || (bits_of(scale[u]) & inf_bits) == inf_bits) << u;
+      decode_eight(codes[u], wide, scale[u], p.out.kind, p.out.data + int64_t(at) * (p.out.kind == kind_f32 ? 32 : 16));
+    }
+#pragma unroll 1
+    for (uint32_t u = 0; again; ++u, again >>= 1) {
+      const uint32_t row = (v + u * threads) / w.wide;
+      if (again & 1) dequantize_run(p, row, int64_t(v + u * threads - row * w.wide) * 8, 8, row / w.high);
+    }
+  }
 }
 
 CQSA_DEVICE void fp8_dequantize_block(const fp8_dequantize_params& p) {
+  if (p.plain) return dequantize_plain(p);
   const int64_t all = p.batch * p.rows;
   const int64_t rows = p.groups ? group_begin(p.groups, p.groups_bytes, p.groups_stride, p.num_groups, all) : all;
+#pragma unroll 1
   for (int64_t v = block_index_x() * block_threads() + thread_index(); v < rows * p.chunks; v += grid_size_x() * block_threads()) {
     const int64_t i = v / p.chunks, j = (v - i * p.chunks) * 8;
     const int64_t r = p.per_group ? group_of(p.groups, p.groups_bytes, p.groups_stride, p.num_groups, i, all) : i / p.block[0];
-    dequantize_some(p, i, j, min_i64(p.columns - j, 8), r);
+    dequantize_run(p, i, j, min_i64(p.columns - j, 8), r);
   }
 }
 
@@ -112,8 +165,39 @@ CQSA_DEVICE void fp8_dequantize_block(const fp8_dequantize_params& p) {
 
 constexpr int transpose_tile = 64, transpose_row = transpose_tile + 4;
 
+// Where sixteen bytes are whole and aligned both ways: tiles of 128 x 128, eight by eight bytes a thread, turned as fp8_tile.cuh does it. The
+// next tile is on its way meanwhile.
+CQSA_DEVICE void load_bytes(const fp8_transpose_params& p, const tile_place& at, square_codes& c) {
+  const char* const from = p.x + at.row() * p.x_stride[0] + at.column();
+  const bool there = at.row() < p.rows && at.column() < p.columns;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    c.row[i] = {{0, 0}};
+    if (there) c.row[i] = *reinterpret_cast<const word_pair*>(from + i * p.x_stride[0]);
+  }
+}
+CQSA_DEVICE void transpose_plain(const fp8_transpose_params& p) {
+  word_pair* const turned = reinterpret_cast<word_pair*>(shared_memory());
+  const uint32_t wide = tiles_along(p.columns), tiles = wide * tiles_along(p.rows);
+  tile_place at{}, before{};
+#pragma unroll 1
+  for (uint32_t unit = uint32_t(block_index_x()), begun = 0;; unit += uint32_t(grid_size_x()), begun = 1) {
+    square_codes c;
+    before = at;
+    if (unit < tiles) at = {int32_t(unit / wide), int32_t(unit % wide)}, load_bytes(p, at, c);
+    if (begun) {
+      barrier();
+      store_turned(p.out, p.out_stride[1], true, int64_t(before.tile_row) * fp8_tile_size, int64_t(before.tile_column) * fp8_tile_size, p.rows, p.columns, turned);
+      barrier();
+    }
+    if (unit >= tiles) return;
+    put_turned(c, turned);
+  }
+}
+
 // Tiles of 64 x 64 bytes; a row of the tile in shared memory is 17 words, so that neither side meets itself in a bank.
 CQSA_DEVICE void fp8_transpose_block(const fp8_transpose_params& p) {
+  if (p.plain) return transpose_plain(p);
   char* const tile = reinterpret_cast<char*>(shared_memory());
   const int64_t high = (p.rows + transpose_tile - 1) / transpose_tile, wide = (p.columns + transpose_tile - 1) / transpose_tile;
   for (int64_t unit = block_index_x(); unit < high * wide; unit += grid_size_x()) {

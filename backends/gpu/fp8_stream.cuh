@@ -14,11 +14,11 @@ struct fp8_walk {
 CQSA_DEVICE fp8_walk walk_of(const fp8_job& job) {
   const bool whole = job.x.aligned && (!job.side[0].codes.data || job.side[0].codes.aligned);
   fp8_walk w{};
-  w.vectors = whole ? uint32_t(job.columns / numbers_of(job.x.kind)) : 0;
+  w.vectors = whole ? uint32_t(job.columns >> shift_of(job.x.kind)) : 0;
   w.threads = uint32_t(block_threads()) * uint32_t(job.blocks);
   const uint32_t mine = uint32_t(block_index_x() - job.first_block) * uint32_t(block_threads()) + uint32_t(thread_index());
   w.at = job.backward ? w.vectors - 1 - mine : mine, w.step = job.backward ? 0 - w.threads : w.threads;
-  while (w.vectors >> w.shift >= 32 * fp8_each * w.threads) ++w.shift;
+  while (w.vectors >> w.shift >= 32 * fp8_each * uint64_t(w.threads)) ++w.shift;
   return w;
 }
 
@@ -38,7 +38,8 @@ CQSA_DEVICE uint32_t stream_rounds(const fp8_job& job, const fp8_walk& w, float 
   uint32_t slow = 0;
 #pragma unroll 1
   for (uint32_t at = w.at, round = 0; at < w.vectors; ++round) {
-    const uint32_t these = most_of_vectors(v, kind == kind_f32);
+    uint32_t m[fp8_each];
+    const uint32_t these = most_of_vectors(v, kind == kind_f32, m);
     const bool strange = most_bits(these, kind) > limit;
     slow |= uint32_t(strange) << (round >> w.shift);
     *most = most_of_two(*most, strange ? 0 : these, kind == kind_f32);
@@ -69,8 +70,8 @@ CQSA_DEVICE void stream_again(const fp8_job& job, const fp8_walk& w, float scale
         continue;
       }
     }
-    if (there) slow_run(job, job.side[0], scale, 0, int64_t(at) * numbers, numbers, 1);
-    else if (rest < job.columns) slow_run(job, job.side[0], scale, 0, rest, (job.columns - 1 - rest) / w.threads + 1, w.threads);
+    if (there) slow_run(job, scale, 0, int64_t(at) * numbers, numbers, 1);
+    else if (rest < job.columns) slow_run(job, scale, 0, rest, (job.columns - 1 - rest) / w.threads + 1, w.threads);
     if (!there) return;
   }
 }
@@ -81,14 +82,14 @@ template <int Lanes, bool Many> CQSA_DEVICE void fp8_stream_block(const fp8_para
   fp8_vectors v;
   clear_vectors(v);
   if (w.at < w.vectors) load_vectors(job.x.data, w.at, w.step, w.vectors, v);
-  const fp8_head head = head_of(p, job);
+  const fp8_head head = head_of<false, 1>(p, job);
   uint32_t most = 0;
   if (head.go) {
     const uint32_t limit = slow_limit(job, job.side[0], head.scale[0]), slow = stream_rounds(job, w, head.scale[0], limit, v, &most);
     barrier();  // control() is cleared
-    stream_again(job, w, head.scale[0], limit, slow, &most);
+    stream_again(job_again(job), w, head.scale[0], limit, slow, &most);
     most = most_bits(most, job.x.kind);
-    publish(p, job, head);
+    publish<false, 1>(p, job, head);
   }
   end_block<Lanes, Many>(p, job, head.go, most);
 }

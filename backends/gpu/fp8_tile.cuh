@@ -12,10 +12,12 @@ struct alignas(16) fp8_tile {
   word_pair codes[fp8_tile_size * fp8_tile_size / 8];  // of a column, then rows; in units of eight, swizzled
   uint32_t parts[8][fp8_tile_size];                    // amaxes of columns, of sixteen rows each; two of 16 bits a word
   float column_scale[fp8_tile_size], row_scale[fp8_tile_size];
-  int32_t slow;                                        // the last turn in which a thread came upon something rare
 };
 static_assert(sizeof(fp8_tile) <= fp8_tile_bytes);
 CQSA_DEVICE fp8_tile& tile() { return *reinterpret_cast<fp8_tile*>(shared_memory() + fp8_control_bytes); }
+
+// What depends on it is not worth registers elsewhere in the loop over the tiles.
+CQSA_DEVICE int hidden_thread() { return thread_index() + hidden_zero(); }
 
 // How a side gets its scales.
 enum class tile_scales { none, known, row, column, block };
@@ -23,8 +25,9 @@ enum class tile_scales { none, known, row, column, block };
 // A tile by its row and column of tiles; what a thread has of it begins at row(), column() of x.
 struct tile_place {
   int32_t tile_row, tile_column;
-  CQSA_DEVICE int64_t row() const { return int64_t(tile_row) * fp8_tile_size + thread_index() / 16 * 8; }
-  CQSA_DEVICE int64_t column() const { return int64_t(tile_column) * fp8_tile_size + thread_index() % 16 * 8; }
+  CQSA_DEVICE int64_t row() const { return int64_t(tile_row) * fp8_tile_size + hidden_thread() / 16 * 8; }
+  CQSA_DEVICE int64_t column() const { return int64_t(tile_column) * fp8_tile_size + hidden_thread() % 16 * 8; }
+  CQSA_DEVICE bool is_whole(const fp8_head& head, const fp8_job& job) const { return row() + 8 <= head.rows && column() + 8 <= job.columns; }
   // Of eight, how many are there.
   CQSA_DEVICE int rows(const fp8_head& head) const { return int(clamp_i64(head.rows - row(), 0, 8)); }
   CQSA_DEVICE int columns(const fp8_job& job) const { return int(clamp_i64(job.columns - column(), 0, 8)); }
@@ -54,12 +57,24 @@ template <bool Halves> CQSA_DEVICE void gather_row(const char* from, int n, uint
   }
 }
 
+template <bool Halves> CQSA_DEVICE void gather_tile(const fp8_job& job, const fp8_head& head, const tile_place& at, tile_square<Halves>& x) {
+  constexpr int bytes = Halves ? 2 : 4, words = tile_square<Halves>::words;
+  const char* from = job.x.data + bytes * (at.row() * job.x.stride[1] + at.column());
+  const int rows = at.rows(head), columns = at.columns(job);
+#pragma unroll
+  for (int n = 0; n < 8 * words; ++n) x.w[n] = 0;
+#pragma unroll 1
+  for (int i = 0; i < 8; ++i, from += bytes * job.x.stride[1]) {
+#pragma unroll
+    for (int n = 0; n < 7 * words; ++n) x.w[n] = x.w[n + words];
+    gather_row<Halves>(from, i < rows ? columns : 0, x.w + 7 * words);
+  }
+}
 template <bool Halves> CQSA_DEVICE void load_tile(const fp8_job& job, const fp8_head& head, const tile_place& at, tile_square<Halves>& x) {
   constexpr int bytes = Halves ? 2 : 4, words = tile_square<Halves>::words;
   const char* const from = job.x.data + bytes * (at.row() * job.x.stride[1] + at.column());
   const int64_t step = bytes * job.x.stride[1];
-  const int rows = at.rows(head), columns = at.columns(job);
-  if (job.x.aligned && rows == 8 && columns == 8) {
+  if (job.x.aligned && at.is_whole(head, job)) {
 #pragma unroll
     for (int n = 0; n < 8 * words; n += 4) {
       const loaded16 q = load_once(from + n / words * step + 4 * (n % words));
@@ -68,14 +83,7 @@ template <bool Halves> CQSA_DEVICE void load_tile(const fp8_job& job, const fp8_
     }
     return;
   }
-#pragma unroll
-  for (int n = 0; n < 8 * words; ++n) x.w[n] = 0;
-#pragma unroll 1
-  for (int i = 0; i < 8; ++i) {
-#pragma unroll
-    for (int n = 0; n < 7 * words; ++n) x.w[n] = x.w[n + words];
-    gather_row<Halves>(from + i * step, i < rows ? columns : 0, x.w + 7 * words);
-  }
+  gather_tile<Halves>(job_again(job), head, at, x);
 }
 
 CQSA_DEVICE void turn_four(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d) {
@@ -103,7 +111,7 @@ template <int Lanes, int N> CQSA_DEVICE uint32_t most_of_rows(uint32_t (&m)[N]) 
 // Each row of the tile is in 16 neighbouring threads.
 template <int Lanes, bool Halves> CQSA_DEVICE void scale_rows(const fp8_job& job, const fp8_head& head, const fp8_side& side, const tile_place& at, const tile_square<Halves>& x) {
   constexpr int words = tile_square<Halves>::words;
-  const int row = thread_index() / 2 % 8;
+  const int thread = hidden_thread(), row = thread / 2 % 8;
   uint32_t m[words];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -114,8 +122,8 @@ template <int Lanes, bool Halves> CQSA_DEVICE void scale_rows(const fp8_job& job
   uint32_t bits = most_of_rows<Lanes>(m);
   if (Halves) bits = most_bits(bits >> 16 * (row & 1) & 0xffffu, job.x.kind);
   const fp8::scale_pair pair = fp8::scale_of(plain_amax(bits), rule_of(job, side));
-  if (thread_index() & 1) return;
-  tile().row_scale[thread_index() / 16 * 8 + row] = pair.scale;
+  if (thread & 1) return;
+  tile().row_scale[thread / 16 * 8 + row] = pair.scale;
   if (row >= at.rows(head)) return;
   store_scales(side, at.row() + row, at.tile_column, pair.scale, pair.scale_inv);
 }
@@ -123,7 +131,7 @@ template <int Lanes, bool Halves> CQSA_DEVICE void scale_rows(const fp8_job& job
 // Barriers inside.
 template <int Lanes, bool Halves> CQSA_DEVICE void scale_columns(const fp8_job& job, const fp8_side& side, const tile_place& at, const tile_square<Halves>& x) {
   constexpr int words = tile_square<Halves>::words;
-  const int mine = thread_index();
+  const int mine = hidden_thread();
   uint32_t most[words];
 #pragma unroll
   for (int n = 0; n < words; ++n) {
@@ -161,8 +169,8 @@ struct tile_job {
   float scale[2];
   bool any_block;
 };
-CQSA_DEVICE const float* row_scales() { return tile().row_scale + thread_index() / 16 * 8; }
-CQSA_DEVICE const float* column_scales() { return tile().column_scale + thread_index() % 16 * 8; }
+CQSA_DEVICE const float* row_scales() { return tile().row_scale + hidden_thread() / 16 * 8; }
+CQSA_DEVICE const float* column_scales() { return tile().column_scale + hidden_thread() % 16 * 8; }
 
 template <int Lanes, bool Halves>
 CQSA_DEVICE void find_scales(const fp8_job& job, const fp8_head& head, tile_job& g, const tile_place& at, const tile_square<Halves>& x, uint32_t most) {
@@ -181,6 +189,13 @@ CQSA_DEVICE void find_scales(const fp8_job& job, const fp8_head& head, tile_job&
 
 // ---- the slow way -------------------------------------------------------------------------------------------------------------
 
+// Where a code stands in shared memory until it is stored: row i, column j of this thread's. Eight rows of a column are a unit. Unit u of a
+// column of group g is at u ^ g, so that neither 16 columns apart by 8 nor the rows of one column meet in a bank.
+CQSA_DEVICE int turned_unit(int thread, int j) {
+  const int group = thread % 16, unit = thread / 16;
+  return (group * 8 + j) * 16 + (unit ^ (CQSA_MUTANT(35) ? group & 7 : group));
+}
+
 // This thread's elements again, one at a time, over the codes that the fast way has written.
 CQSA_DEVICE void slow_square(const fp8_job& job, const fp8_head& head, const tile_place& at, const tile_job& g) {
   const int rows = at.rows(head), columns = at.columns(job);
@@ -197,7 +212,8 @@ CQSA_DEVICE void slow_square(const fp8_job& job, const fp8_head& head, const til
       if (j >= columns) continue;
       const uint32_t x = load_number(job.x.data, job.x.kind, (at.row() + i) * job.x.stride[1] + at.column() + j);
       const float by = how == tile_scales::row ? row_scales()[i] : how == tile_scales::column ? column_scales()[j] : s ? g.scale[1] : g.scale[0];
-      side.codes.data[(at.row() + i) * side.codes.stride[1] + (at.column() + j) * side.codes.stride[2]] = char(encode_number(x, by, encoder, 0, &counts));
+      char* const to = s ? reinterpret_cast<char*>(&tile().codes[turned_unit(thread_index(), j)]) + i : side.codes.data + (at.row() + i) * side.codes.stride[1] + at.column() + j;
+      *to = char(encode_number(x, by, encoder, 0, &counts));
     }
     if (s == job.first_side) take_counts(counts);
   }
@@ -227,24 +243,26 @@ struct square_codes {
   word_pair row[8];
 };
 // With a scale for each row, or for each column.
-template <int Kind, bool Wide, bool Rows> CQSA_DEVICE void encode_square_as(const uint32_t* w, const float (&scale)[8], const fp8_fast& f, square_codes& c) {
+template <int Kind, bool Wide, bool Rows> CQSA_DEVICE void encode_square_as(const uint32_t* w, const float (&scale)[8], const fp8_fast& f, bool bf16, square_codes& c) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    if constexpr (Rows) c.row[i] = encode8<Kind, Wide>(w + i * (Kind == kind_f32 ? 8 : 4), scale[i], f);
-    else c.row[i] = encode8<Kind, Wide>(w + i * (Kind == kind_f32 ? 8 : 4), scale, f);
+    if constexpr (Rows) c.row[i] = encode8<Kind, Wide>(w + i * (Kind == kind_f32 ? 8 : 4), scale[i], f, bf16);
+    else c.row[i] = encode8<Kind, Wide>(w + i * (Kind == kind_f32 ? 8 : 4), scale, f, bf16);
   }
 }
-template <int Kind, bool Rows> CQSA_DEVICE void encode_square_kind(const uint32_t* w, const float (&scale)[8], const fp8_fast& f, square_codes& c) {
-  if (has_fp8 && f.wide) encode_square_as<Kind, true, Rows>(w, scale, f, c);
-  else encode_square_as<Kind, false, Rows>(w, scale, f, c);
+template <int Kind, bool Rows> CQSA_DEVICE void encode_square_kind(const uint32_t* w, const float (&scale)[8], const fp8_fast& f, bool bf16, square_codes& c) {
+  if (has_fp8 && f.wide) encode_square_as<Kind, true, Rows>(w, scale, f, bf16, c);
+  else encode_square_as<Kind, false, Rows>(w, scale, f, bf16, c);
 }
 template <bool Halves, bool Rows> CQSA_DEVICE void encode_square(const tile_square<Halves>& x, int kind, bool each, const float* scales, float scale, int32_t format, square_codes& c) {
   float by[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) by[i] = each ? scales[i] : scale;
-  if constexpr (!Halves) encode_square_kind<kind_f32, Rows>(x.w, by, fast_of(format), c);
-  else if (kind == kind_bf16) encode_square_kind<kind_bf16, Rows>(x.w, by, fast_of(format), c);
-  else encode_square_kind<kind_f16, Rows>(x.w, by, fast_of(format), c);
+  const bool bf16 = kind == kind_bf16;
+  if constexpr (!Halves) encode_square_kind<kind_f32, Rows>(x.w, by, fast_of(format), bf16, c);
+  else if constexpr (!has_fp8) encode_square_kind<kind_half, Rows>(x.w, by, fast_of(format), bf16, c);
+  else if (bf16) encode_square_kind<kind_bf16, Rows>(x.w, by, fast_of(format), bf16, c);
+  else encode_square_kind<kind_f16, Rows>(x.w, by, fast_of(format), bf16, c);
 }
 
 // The first n of some bytes, which move on to the front of the words.
@@ -256,36 +274,38 @@ template <int N> CQSA_DEVICE void store_bytes(char* to, uint32_t (&w)[N], int n)
     for (int k = 0; k < N; ++k) w[k] = w[k] >> 8 | (k + 1 < N ? w[k + 1] << 24 : 0);
   }
 }
-CQSA_DEVICE void store_rows(const fp8_job& job, const fp8_head& head, const tile_place& at, square_codes& c) {
+CQSA_DEVICE void scatter_rows(const fp8_job& job, const fp8_head& head, const tile_place& at, square_codes& c) {
   const fp8_side& side = job.side[0];
   const int rows = at.rows(head), columns = at.columns(job);
-  char* const to = side.codes.data + at.row() * side.codes.stride[1] + at.column();
-  if (side.codes.aligned && columns == 8 && rows == 8) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) *reinterpret_cast<word_pair*>(to + i * side.codes.stride[1]) = c.row[i];
-    return;
-  }
+  char* to = side.codes.data + at.row() * side.codes.stride[1] + at.column();
 #pragma unroll 1
-  for (int i = 0; i < 8; ++i) {
-    const word_pair first = c.row[0];
-    uint32_t w[2] = {first.x[0], first.x[1]};
-    store_bytes(to + i * side.codes.stride[1], w, i < rows ? columns : 0);
+  for (int i = 0; i < rows; ++i, to += side.codes.stride[1]) {
+    uint32_t w[2] = {c.row[0].x[0], c.row[0].x[1]};
+    store_bytes(to, w, columns);
 #pragma unroll
     for (int k = 0; k < 7; ++k) c.row[k] = c.row[k + 1];
-    c.row[7] = first;
   }
 }
+CQSA_DEVICE void store_rows(const fp8_job& job, const fp8_head& head, const tile_place& at, square_codes& c) {
+  const fp8_side& side = job.side[0];
+  char* const to = side.codes.data + at.row() * side.codes.stride[1] + at.column();
+  if (side.codes.aligned && at.is_whole(head, job)) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) store_once8(to + i * side.codes.stride[1], c.row[i].x[0], c.row[i].x[1]);
+    return;
+  }
+  scatter_rows(job_again(job), head, at, c);
+}
 
-// Through shared memory: a column's rows stand together there, eight of them a unit. Unit u of a column of group g is at u ^ g, so that
-// neither 16 columns apart by 8 nor the rows of one column meet in a bank.
+// Through shared memory: a column's rows stand together there.
 CQSA_DEVICE void put_turned(square_codes& c, word_pair* to) {
-  const int group = thread_index() % 16, unit = thread_index() / 16;
+  const int thread = hidden_thread();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     turn_four(c.row[0].x[h], c.row[1].x[h], c.row[2].x[h], c.row[3].x[h]);
     turn_four(c.row[4].x[h], c.row[5].x[h], c.row[6].x[h], c.row[7].x[h]);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) to[(group * 8 + 4 * h + j) * 16 + (unit ^ (CQSA_MUTANT(35) ? group & 7 : group))] = {{c.row[j].x[h], c.row[4 + j].x[h]}};
+    for (int j = 0; j < 4; ++j) to[turned_unit(thread, 4 * h + j)] = {{c.row[j].x[h], c.row[4 + j].x[h]}};
   }
 }
 
@@ -298,17 +318,16 @@ CQSA_DEVICE word4x take_turned(const word_pair* from, int n) {
 }
 // All columns of a tile that begins at (row0, column0), `step` bytes apart at `data`.
 CQSA_DEVICE void store_turned(char* data, int64_t step, bool aligned, int64_t row0, int64_t column0, int64_t rows, int64_t columns, const word_pair* from) {
-  char* const to = data + column0 * step + row0;
+  const int thread = hidden_thread();
+  char* to = data + column0 * step + row0;
   if (aligned && row0 + fp8_tile_size <= rows && column0 + fp8_tile_size <= columns) {
+    to += thread / 8 * step + thread % 8 * 16;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int n = thread_index() + k * 256;
-      *reinterpret_cast<word4x*>(to + n / 8 * step + n % 8 * 16) = take_turned(from, n);
-    }
+    for (int k = 0; k < 4; ++k, to += 32 * step) *reinterpret_cast<word4x*>(to) = take_turned(from, thread + k * 256);
     return;
   }
 #pragma unroll 1
-  for (int n = thread_index(); n < fp8_tile_size * 8; n += block_threads()) {
+  for (int n = thread; n < fp8_tile_size * 8; n += block_threads()) {
     word4x out = take_turned(from, n);
     const int64_t count = clamp_i64(rows - row0 - n % 8 * 16, 0, 16);
     if (column0 + n / 8 >= columns) return;
@@ -317,22 +336,21 @@ CQSA_DEVICE void store_turned(char* data, int64_t step, bool aligned, int64_t ro
   }
 }
 
-CQSA_DEVICE tile_place place_of_tile(uint32_t high, uint32_t wide, uint32_t unit) {
+CQSA_DEVICE uint32_t tiles_along(int64_t n) { return uint32_t((n + fp8_tile_size - 1) / fp8_tile_size); }
+CQSA_DEVICE tile_place place_of_tile(const fp8_job& job, uint32_t unit) {
   constexpr uint32_t band = 8;  // tiles that are under way together are about square: long pieces of rows both ways
+  const uint32_t high = tiles_along(job.rows), wide = tiles_along(job.columns);
+  if (job.backward) unit = high * wide - 1 - unit;
   const uint32_t first = unit / (band * wide) * band, tall = high - first < band ? high - first : band, rest = unit - first * wide;
   const uint32_t column = rest / tall;
   return {int32_t(first + rest - column * tall), int32_t(column)};
 }
 
-// What is left of a tile when all of its codes are in shared memory.
-CQSA_DEVICE void end_tile(const fp8_job& job, const fp8_head& head, const tile_job& g, const tile_place& at, bool slow, int turn) {
+// Codes that are in shared memory when all have come here.
+CQSA_DEVICE void end_tile(const fp8_job& job, const fp8_head& head, const tile_place& at) {
   const fp8_side& side = job.side[1];
   barrier();
-  if (g.how[1] != tile_scales::none)
-    store_turned(side.codes.data, side.codes.stride[2], side.codes.aligned != 0, int64_t(at.tile_row) * fp8_tile_size, int64_t(at.tile_column) * fp8_tile_size, head.rows, job.columns, tile().codes);
-  if (tile().slow != turn) return;
-  barrier();
-  if (slow) slow_square(job, head, at, g);
+  store_turned(side.codes.data, side.codes.stride[2], side.codes.aligned != 0, int64_t(at.tile_row) * fp8_tile_size, int64_t(at.tile_column) * fp8_tile_size, head.rows, job.columns, tile().codes);
 }
 
 // Codes of a tile, rows stored; those to be turned are left in c.
@@ -343,8 +361,7 @@ template <bool Halves> CQSA_DEVICE void tile_codes(const fp8_job& job, const fp8
     store_rows(job, head, at, c);
   }
   if (g.how[1] == tile_scales::none) return;
-  const bool same = g.how[0] == tile_scales::known && g.how[1] == tile_scales::known && row.format == turned.format && g.scale[0] == g.scale[1];
-  if (!same) encode_square<Halves, false>(x, job.x.kind, g.how[1] == tile_scales::column, column_scales(), g.scale[1], turned.format, c);
+  encode_square<Halves, false>(x, job.x.kind, g.how[1] == tile_scales::column, column_scales(), g.scale[1], turned.format, c);
 }
 
 template <bool Halves> CQSA_DEVICE uint32_t square_most(const fp8_job& job, tile_square<Halves>& x, uint32_t* raw) {
@@ -357,34 +374,34 @@ template <bool Halves> CQSA_DEVICE uint32_t square_most(const fp8_job& job, tile
 
 // The numbers of a tile are on their way while the codes of the tile before go from shared memory to where they belong.
 template <int Lanes, bool Halves> CQSA_DEVICE uint32_t tile_loop(const fp8_job& job, const fp8_head& head, tile_job& g) {
-  const uint32_t high = uint32_t((head.rows + fp8_tile_size - 1) / fp8_tile_size), wide = uint32_t((job.columns + fp8_tile_size - 1) / fp8_tile_size), tiles = high * wide;
+  const uint32_t tiles = tiles_along(job.rows) * tiles_along(job.columns);
+  const bool turned = g.how[1] != tile_scales::none;
   uint32_t unit = uint32_t(block_index_x()), all = 0;
-  bool slow = false;
   tile_place at{};
 #pragma unroll 1
-  for (int turn = 1;; ++turn, unit += uint32_t(grid_size_x())) {
+  for (bool begun = false;; begun = true, unit += uint32_t(grid_size_x())) {
     tile_square<Halves> x;
     const tile_place before = at;
-    if (unit < tiles) at = place_of_tile(high, wide, job.backward ? tiles - 1 - unit : unit), load_tile<Halves>(job, head, at, x);
-    if (turn > 1) end_tile(job, head, g, before, slow, turn - 1);
+    if (unit < tiles) at = place_of_tile(job_again(job), unit), load_tile<Halves>(job, head, at, x);
+    if (turned && begun) end_tile(job, head, before);
     if (unit >= tiles) return all;
     uint32_t raw;
     const uint32_t most = square_most<Halves>(job, x, &raw);
     all = larger_u32(all, most);
     find_scales<Lanes, Halves>(job, head, g, at, x, most);
-    slow = is_slow(job, g, raw);
     square_codes c;
     tile_codes<Halves>(job, head, g, at, x, c);
-    barrier();  // all have stored the tile before
-    if (g.how[1] != tile_scales::none) put_turned(c, tile().codes);
-    if (slow) tile().slow = turn;
+    if (turned) {
+      barrier();  // all have stored the tile before
+      put_turned(c, tile().codes);
+    }
+    if (is_slow(job, g, raw)) slow_square(job_again(job), head, at, g);
   }
 }
 
 template <int Lanes, bool Halves> CQSA_DEVICE void fp8_tile_block(const fp8_params& p) {
   const fp8_job& job = p.jobs[0];
   const fp8_head head = head_of(p, job);
-  if (thread_index() == 0) tile().slow = 0;
   barrier();
   uint32_t most = 0;
   if (head.go) {

@@ -29,11 +29,17 @@ CQSA_DEVICE void clear_vectors(fp8_vectors& v) {
 }
 
 CQSA_DEVICE uint32_t most_of_vector(const loaded16& x, bool f32) { return most_of_words(x.x, 4, f32); }
-CQSA_DEVICE uint32_t most_of_vectors(const fp8_vectors& v, bool f32) {
-  uint32_t most = most_of_vector(v.x[0], f32);
+// Of each vector, and of them all.
+CQSA_DEVICE uint32_t most_of_vectors(const fp8_vectors& v, bool f32, uint32_t (&m)[fp8_each]) {
+  static_assert(fp8_each == 4);
+  if (f32) {
 #pragma unroll
-  for (int u = 1; u < fp8_each; ++u) most = most_of_two(most, most_of_vector(v.x[u], f32), f32);
-  return most;
+    for (int u = 0; u < fp8_each; ++u) m[u] = most_of_vector(v.x[u], true);
+    return larger_u32(larger_u32(m[0], m[1]), larger_u32(m[2], m[3]));
+  }
+#pragma unroll
+  for (int u = 0; u < fp8_each; ++u) m[u] = most_of_vector(v.x[u], false);
+  return max_u16x2(max_u16x2(m[0], m[1]), max_u16x2(m[2], m[3]));
 }
 CQSA_DEVICE void drop_strange(fp8_vectors& v, int kind) {
 #pragma unroll
@@ -71,14 +77,15 @@ CQSA_DEVICE void store_vectors(char* to, bool f32, uint32_t at, uint32_t step, u
     const uint32_t i = at + u * step;
     if (i >= vectors) continue;
     if (f32) *reinterpret_cast<uint32_t*>(to + int64_t(i) * 4) = c.x[u].x[0];
-    else *reinterpret_cast<word_pair*>(to + int64_t(i) * 8) = c.x[u];
+    else store_once8(to + int64_t(i) * 8, c.x[u].x[0], c.x[u].x[1]);
   }
 }
 
 // ---- the slow way -----------------------------------------------------------------------------------------------------------
 
 // n elements of a row, `step` apart, one at a time: what the fast way does not do right.
-CQSA_DEVICE void slow_run(const fp8_job& job, const fp8_side& side, float scale, int64_t row, int64_t column, int64_t n, int64_t step) {
+CQSA_DEVICE void slow_run(const fp8_job& job, float scale, int64_t row, int64_t column, int64_t n, int64_t step) {
+  const fp8_side& side = job.side[0];
   const fp8_encoder how{side.format, job.saturate, 0, 0, 0};
   fp8_counts counts{};
   uint32_t most = 0;

@@ -20,15 +20,16 @@
   X(cqsa_selected_d512, 256, 0)     \
   X(cqsa_gather, 256, 0)            \
   X(cqsa_fp8_gemm, 256, 0)          \
-  X(cqsa_fp8_stream, 256, 0)        \
+  X(cqsa_fp8_stream, 1024, 0)       \
   X(cqsa_fp8_stream_many, 256, 0)   \
   X(cqsa_fp8_tile_half, 256, 0)     \
   X(cqsa_fp8_tile_f32, 256, 0)      \
   X(cqsa_fp8_group, 256, 0)         \
   X(cqsa_fp8_row, 256, 0)           \
+  X(cqsa_fp8_columns, 1024, 0)      \
   X(cqsa_fp8_general, 256, 0)       \
   X(cqsa_fp8_rings, 256, 0)         \
   X(cqsa_fp8_scale, 256, 0)         \
-  X(cqsa_fp8_decode, 256, 0)    \
-  X(cqsa_fp8_turn, 256, 0)     \
+  X(cqsa_fp8_decode, 256, 0)        \
+  X(cqsa_fp8_turn, 256, 0)          \
   X(cqsa_fp8_init, 256, 0)

@@ -7,6 +7,7 @@ set(CQSA_GPU_KERNELS
   attention_d512.cu
   attention_tail.cu
   combine.cu
+  fp8_columns.cu
   fp8_decode.cu
   fp8_gemm.cu
   fp8_general.cu

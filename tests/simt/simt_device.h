@@ -135,6 +135,10 @@ CQSA_DEVICE loaded16 load_once(const void* from) {
   if (uintptr_t(from) % 16) simt::fail("load_once of a misaligned address");
   return *static_cast<const loaded16*>(from);
 }
+CQSA_DEVICE void store_once8(void* to, uint32_t low, uint32_t high) {
+  if (uintptr_t(to) % 8) simt::fail("store_once8 to a misaligned address");
+  static_cast<uint32_t*>(to)[0] = low, static_cast<uint32_t*>(to)[1] = high;
+}
 CQSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
   const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu, high = a >> 16 > b >> 16 ? a : b;
   return low | (high & 0xffff0000u);
@@ -149,6 +153,7 @@ constexpr bool has_fp8 = false;
 CQSA_DEVICE uint32_t pack_e4m3(float, float) { return 0; }
 CQSA_DEVICE uint32_t pack_e5m2(float, float) { return 0; }
 
+CQSA_DEVICE int hidden_zero() { return 0; }
 CQSA_DEVICE float fma_f32(float a, float b, float c) { return std::fma(a, b, c); }
 CQSA_DEVICE float exp_f32(float x) { return std::exp(x); }
 CQSA_DEVICE float exp2_f32(float x) { return std::exp2(x); }

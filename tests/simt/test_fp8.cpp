@@ -53,8 +53,8 @@ std::string difference(const problem& p, const std::vector<std::vector<char>>& w
   return "";
 }
 
-std::string wrong(problem& p, uint64_t seed, int lanes, int runs = 1) {
-  simt::device d = device_of(seed, lanes);
+std::string wrong(problem& p, uint64_t seed, int lanes, int runs = 1, int units = 2) {
+  simt::device d = device_of(seed, lanes, units);
   const auto before = p.snapshot();
   for (int n = 0; n < runs; ++n) reference(p.job);
   const auto want = p.snapshot();
@@ -96,21 +96,49 @@ bool any_fails() {
 
 TEST_CASE("simt fp8: random quantizations have the bytes of the oracle") {
   const char* const count = std::getenv("CQSA_PROPERTY_COUNT");
-  for (uint64_t seed = 1; seed <= (count ? 10 * std::strtoull(count, nullptr, 10) : 600); ++seed) {
+  for (uint64_t seed = 1; seed <= (count ? 10 * std::strtoull(count, nullptr, 10) : 300); ++seed) {
     problem p = make(seed);
     REQUIRE(wrong(p, seed, seed % 2 ? 32 : 64) == "");
   }
 }
 
 TEST_CASE("simt fp8: plain problems, two calls one after the other") {
-  for (uint64_t seed = 1; seed <= 150; ++seed) {
+  for (uint64_t seed = 1; seed <= 120; ++seed) {
     wishes w;
     w.plain = true;
-    if (seed % 3 == 0) w.rows = 300, w.columns = 1032;
+    if (seed % 8 == 0) w.rows = 140, w.columns = 1032;
     problem p = make(5000 + seed, w);
     REQUIRE(wrong(p, seed, seed % 2 ? 32 : 64, 2) == "");
   }
   CHECK(first_mistake() == "");
+}
+
+// More than the threads have in flight at a time, in one row and in several, with scales that are known and of each row, group or column.
+TEST_CASE("simt fp8: long rows") {
+  const int64_t shapes[][2] = {{1, 70000}, {3, 8193}, {2, 16384}, {2, 20008}, {40, 1024}, {300, 136}};
+  uint64_t seed = 600, blocks_seen = 0;
+  for (const auto& shape : shapes)
+    for (const int source : {CQSA_FP8_CURRENT, CQSA_FP8_STATIC})
+      for (const cqsa_dtype type : {CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16}) {
+        wishes w;
+        w.plain = true, w.source = source, w.type = type, w.sides = 1, w.rows = shape[0], w.columns = shape[1];
+        const int64_t blocks[][2] = {{1, 0}, {1, 128}, {1, 2048}, {0, 1}, {17, 1}};  // columns of short rows: the oracle looks through x for each
+        const auto& block = blocks[source != CQSA_FP8_CURRENT ? 0 : shape[1] < 2000 ? 3 + ++blocks_seen % 2 : ++blocks_seen % 3];
+        w.block[0] = source == CQSA_FP8_CURRENT ? block[0] : 0, w.block[1] = source == CQSA_FP8_CURRENT ? block[1] : 0;
+        problem p = make(++seed, w);
+        p.job.skip = nullptr;
+        REQUIRE(wrong(p, seed, seed % 2 ? 32 : 64) == "");
+      }
+}
+
+// .. and so many of them that several have one bit for what is rare.
+TEST_CASE("simt fp8: a long tensor") {
+  wishes w;
+  w.plain = true, w.source = CQSA_FP8_STATIC, w.type = CQSA_DTYPE_BF16, w.sides = 1, w.rows = 1, w.columns = 1200000, w.block[0] = w.block[1] = 0, w.wild = false;
+  problem p = make(12, w);
+  p.job.skip = nullptr, p.job.nan_policy = CQSA_FP8_NAN_PROPAGATE;
+  for (const int64_t at : {int64_t(17), int64_t(600001), int64_t(1199999)}) encode(place(p.job.x, p.job, 0, at), CQSA_DTYPE_BF16, NAN);
+  CHECK(wrong(p, 3, 32, 1, 1) == "");
 }
 
 TEST_CASE("simt fp8: a tall tensor with one outlier in its last rows") {
@@ -185,7 +213,7 @@ TEST_CASE("simt fp8: silu and sums of columns") {
 
 TEST_CASE("simt fp8: amaxes of blocks") {
   const int64_t blocks[][2] = {{0, 0}, {1, 0}, {0, 1}, {1, 128}, {128, 128}, {1, 17}, {50, 3}};
-  for (uint64_t seed = 1; seed <= 40; ++seed)
+  for (uint64_t seed = 1; seed <= 12; ++seed)
     for (const auto& b : blocks) {
       problem p = make(9000 + seed);
       draw d(seed);
@@ -395,9 +423,9 @@ TEST_CASE("simt fp8: one launch, two for the scale of a tensor from its own amax
     }
 }
 
-// 31, the fence, is nothing here: the harness sees no weak order. 35 is a swizzle of one side alone.
+// That there is no mistake without one is for the plain problems above. 31, the fence, is nothing here: the harness sees no weak order. 35 is
+// a swizzle of one side alone.
 TEST_CASE("simt fp8: every mutant is noticed") {
-  REQUIRE(first_mistake() == "");
   for (const int mutant : {32, 33, 35}) {
     INFO("CQSA_MUTANT(" << mutant << ")");
     cqsa_simt_mutant = mutant;
