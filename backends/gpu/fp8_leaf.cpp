@@ -201,23 +201,19 @@ way way_of(fp8_job& j, int32_t phase) {
 
 // How long a piece is that a block has at a time, and with how many threads.
 int64_t length_of(const fp8_job& j, int32_t phase, way how) { return how == way::group || knows_scale(j, phase) ? j.columns : j.side[0].block[1]; }
-int64_t threads_of(const device_facts& facts, const fp8_job& j, int32_t phase, way how, bool alone) {
+int64_t threads_of(const device_facts& facts, const fp8_job& j, int32_t phase, way how) {
   if (how == way::columns) return fp8_columns_threads;
-  // A ticket is an atomic that each block waits for: fewer and larger blocks.
-  if (how == way::stream && alone && j.words && j.columns >= facts.compute_units * fp8_stream_threads * 4 * numbers_of(j)) return fp8_stream_threads;
   if (how != way::group && how != way::row) return threads;
   const int64_t wanted = divide_up(length_of(j, phase, how), numbers_of(j) * 4);
   return smaller(divide_up(larger(wanted, 1), facts.lanes) * facts.lanes, threads);
 }
 
-// A block for each piece is faster than blocks that stay and loop, where no ticket makes many blocks dear.
-int64_t blocks_of(const device_facts& facts, const fp8_job& j, int32_t phase, way how, bool alone) {
-  constexpr int64_t all = int64_t(1) << 20;  // of a multiprocessor: no limit
-  const int64_t n = j.batch * j.rows * j.columns, mine = threads_of(facts, j, phase, how, alone), length = larger(length_of(j, phase, how), 1);
-  const auto of_unit = [&](int64_t full) { return j.words ? smaller(full * threads / mine, 32) : all; };
+int64_t blocks_of(const device_facts& facts, const fp8_job& j, int32_t phase, way how) {
+  const int64_t n = j.batch * j.rows * j.columns, mine = threads_of(facts, j, phase, how), length = larger(length_of(j, phase, how), 1);
+  const auto of_unit = [&](int64_t full) { return full * threads / mine; };
   switch (how) {
-    case way::stream: return fp8_blocks(facts, divide_up(n, numbers_of(j)), mine * 4, j.words ? 16 : all);
-    case way::tile: return fp8_blocks(facts, divide_up(j.rows, fp8_tile_size) * divide_up(j.columns, fp8_tile_size), 1, CQSA_FP8_TILES_LOOP ? fp8_tile_blocks(j.x.kind != kind_f32 && facts.arch >= 80) : all);
+    case way::stream: return fp8_blocks(facts, divide_up(n, numbers_of(j)), mine * 4, fp8_stream_blocks);
+    case way::tile: return fp8_blocks(facts, divide_up(j.rows, fp8_tile_size) * divide_up(j.columns, fp8_tile_size), 1, fp8_tile_blocks(j.x.kind != kind_f32 && facts.arch >= 80));
     case way::group: return fp8_blocks(facts, j.rows * divide_up(length, numbers_of(j) * 4 * mine), 1, of_unit(fp8_group_blocks));
     case way::columns: return fp8_blocks(facts, j.side[0].rows * divide_up(j.columns, 8 * numbers_of(j)), 1, 1);
     case way::row: return fp8_blocks(facts, j.rows * divide_up(j.columns, length), 1, of_unit(fp8_row_blocks));
@@ -256,13 +252,13 @@ cqsa_status launch_jobs(void* device, batch_of_jobs& b, void* stream) {
   bool words = false;
   for (int32_t i = 0; i < p.count; ++i) {
     fp8_job& j = p.jobs[i];
-    j.first_block = blocks, j.blocks = blocks_of(facts_of(device), j, p.phase, b.how, p.count == 1), blocks += j.blocks;
+    j.first_block = blocks, j.blocks = blocks_of(facts_of(device), j, p.phase, b.how), blocks += j.blocks;
     words = words || j.words;
   }
   if (!words) p.workspace = nullptr;
   // The launch behind one that looks for an amax alone finds its word.
   p.ticket = words && p.phase != phase_amax ? reinterpret_cast<uint32_t*>(p.workspace + sizeof(fp8::workspace_header)) : nullptr;
-  const launch_shape shape{{uint32_t(blocks), 1, 1}, uint32_t(threads_of(facts_of(device), p.jobs[0], p.phase, b.how, p.count == 1)), shared_of(b.how)};
+  const launch_shape shape{{uint32_t(blocks), 1, 1}, uint32_t(threads_of(facts_of(device), p.jobs[0], p.phase, b.how)), shared_of(b.how)};
   const cqsa_status status = launch(device, kernel_of(b.how, p), shape, &p, sizeof p, stream);
   p.count = 0;
   return status;

@@ -84,26 +84,11 @@ struct fp8_params {
 };
 static_assert(sizeof(fp8_params) <= 4000, "one launch takes it");
 
-// Blocks of 256 threads on a multiprocessor, of which a launch has as many as fit; each thread has 64 bytes of numbers on their way.
-#ifndef CQSA_FP8_STREAM_BLOCKS
-#define CQSA_FP8_STREAM_BLOCKS 4
-#endif
-#ifndef CQSA_FP8_GROUP_BLOCKS
-#define CQSA_FP8_GROUP_BLOCKS 4
-#endif
-#ifndef CQSA_FP8_ROW_BLOCKS
-#define CQSA_FP8_ROW_BLOCKS 4
-#endif
-#ifndef CQSA_FP8_TILE_BLOCKS
-#define CQSA_FP8_TILE_BLOCKS 3
-#endif
-#ifndef CQSA_FP8_TILES_LOOP
-#define CQSA_FP8_TILES_LOOP 0
-#endif
-constexpr int32_t fp8_stream_threads = 1024;
-constexpr int32_t fp8_stream_blocks = CQSA_FP8_STREAM_BLOCKS, fp8_group_blocks = CQSA_FP8_GROUP_BLOCKS, fp8_row_blocks = CQSA_FP8_ROW_BLOCKS;
+// Blocks of 256 threads on a multiprocessor, of which a launch has as many as fit; each thread has 64 bytes of numbers on their way. More
+// blocks, or one for each piece, were slower in every way: a block's begin and end cost as much as a round.
+constexpr int32_t fp8_stream_blocks = 4, fp8_group_blocks = 4, fp8_row_blocks = 4;
 // Before sm_80 compilers keep more in registers, and shared memory is short.
-constexpr int32_t fp8_tile_blocks(bool new_chip) { return new_chip ? CQSA_FP8_TILE_BLOCKS : 2; }
+constexpr int32_t fp8_tile_blocks(bool new_chip) { return new_chip ? 3 : 2; }
 
 // Tiles of fp8_tile.cuh, and what they take of shared memory.
 constexpr int32_t fp8_tile_size = 128, fp8_tile_bytes = 16384 + 4096 + 1024;

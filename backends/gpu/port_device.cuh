@@ -132,14 +132,8 @@ CQSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
 CQSA_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
 #endif
 
-// Eight bytes that nobody is known to read soon.
-CQSA_DEVICE void store_once8(void* to, uint32_t low, uint32_t high) {
-#if defined(CQSA_FP8_STREAMING_STORES) && !defined(__HIP__)
-  asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(low), "r"(high) : "memory");
-#else
-  *static_cast<uint2*>(to) = make_uint2(low, high);
-#endif
-}
+// Eight aligned bytes. No hint here either: .cs takes 1 of 53 us more.
+CQSA_DEVICE void store_once8(void* to, uint32_t low, uint32_t high) { *static_cast<uint2*>(to) = make_uint2(low, high); }
 
 // Two numbers, neither of them NaN, to FP8 codes, to nearest even and saturated; the first one low. Only where has_fp8.
 #if !defined(__HIP__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
