@@ -19,10 +19,10 @@ kernel_id kernel_of(cqsa_quant_format format) {
   return iq ? kernel_id::cqsa_quant_iq : kernel_id::cqsa_quant_simple;
 }
 
-// Four neighbours are written at once where all rows begin at a multiple of four and are one long.
-gpu_view out_of(const cqsa_dequantize_leaf& leaf) {
+void fill_out(const cqsa_dequantize_leaf& leaf, quant_rows_params* p) {
   const cqsa_view view{leaf.out, leaf.out_dtype, 0, {0, 0, leaf.out_stride[0], leaf.out_stride[1]}};
-  return view_of(view, 1, 1, leaf.count, leaf.row_elements);
+  p->out = view_of(view, 1, 1, leaf.count, leaf.row_elements);
+  p->wide = has_runs(view, 1, 1, leaf.count, leaf.row_elements, leaf.out_dtype == CQSA_DTYPE_F32 ? 4 : 8);
 }
 
 }  // namespace
@@ -36,7 +36,7 @@ cqsa_status portable_dequantize_rows(void* device, const cqsa_dequantize_leaf* l
   p.row_ids = leaf->row_ids, p.row_ids_stride = leaf->row_ids_stride, p.row_ids_bytes = leaf->row_ids_dtype == CQSA_DTYPE_I64 ? 8 : 4;
   p.format = leaf->format;
   p.pieces = divide_up(leaf->row_elements, plain ? quant_plain_piece : 32), p.elements = leaf->row_elements;
-  p.out = out_of(*leaf);
+  fill_out(*leaf, &p);
   const device_facts& facts = facts_of(device);
   const int64_t each = plain ? threads / facts.lanes : threads;  // units that a block takes at a time
   const int64_t blocks = smaller(divide_up(p.count * p.pieces, each), larger(facts.compute_units, 1) * 16);

@@ -17,10 +17,11 @@ struct quant_rows_params {
   int64_t pieces;                // of a row: 32 elements; of plain numbers quant_plain_piece
   int64_t elements;              // of a row
   gpu_view out;                  // strides 2 and 3: row, column
+  int32_t wide;                  // out may be written 16 bytes at a time
 };
 
 constexpr int64_t quant_plain_piece = 1024;
 // A lane's part of shared memory: eight words of codes, four numbers, and where its elements go.
-constexpr int32_t quant_lane_bytes = 8 * 4 + 4 * 4 + 8;
+constexpr int32_t quant_codes_bytes = 8 * 4, quant_numbers_bytes = 4 * 4, quant_lane_bytes = quant_codes_bytes + quant_numbers_bytes + 8;
 
 }  // namespace cqsa::gpu

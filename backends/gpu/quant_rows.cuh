@@ -32,7 +32,9 @@ template <int Lanes> struct quant_team {
 };
 template <int Lanes> CQSA_DEVICE quant_team<Lanes> make_team() {
   char* const mine = reinterpret_cast<char*>(shared_memory()) + thread_index() / Lanes * (Lanes * quant_lane_bytes);
-  return {reinterpret_cast<uint32_t*>(mine), reinterpret_cast<float*>(mine + Lanes * 32), reinterpret_cast<int64_t*>(mine + Lanes * 48), thread_index() % Lanes};
+  char* const numbers = mine + Lanes * quant_codes_bytes;
+  char* const places = numbers + Lanes * quant_numbers_bytes;
+  return {reinterpret_cast<uint32_t*>(mine), reinterpret_cast<float*>(numbers), reinterpret_cast<int64_t*>(places), thread_index() % Lanes};
 }
 
 template <int Lanes> CQSA_DEVICE void put_codes(const quant_team<Lanes>& t, const quant_codes& c) {
@@ -42,23 +44,46 @@ template <int Lanes> CQSA_DEVICE void put_codes(const quant_team<Lanes>& t, cons
     word4x half;
 #pragma unroll
     for (int i = 0; i < 4; ++i) half.x[i] = c.code[4 * h + i];
-    *reinterpret_cast<word4x*>(t.codes + t.lane * 8 + (4 * h ^ turned)) = half;
+    *reinterpret_cast<word4x*>(t.codes + t.lane * 8 + ((4 * h) ^ turned)) = half;
   }
   *reinterpret_cast<float4x*>(t.numbers + t.lane * 4) = {{c.scale[0], c.scale[1], c.least[0], c.least[1]}};
 }
 
-template <int Lanes> CQSA_DEVICE void write_codes(const quant_rows_params& p, const quant_team<Lanes>& t) {
-#pragma unroll 2
-  for (int n = t.lane; n < Lanes * 8; n += Lanes) {
-    const int from = n / 8, word = n % 8;
+CQSA_DEVICE bool is_finite(float x) { return (bits_of(x) & infinite_bits) != infinite_bits; }
+
+CQSA_DEVICE uint32_t pack_two(int kind, float low, float high) { return kind == kind_f16 ? pack_f16(low, high) : pack_bf16(low, high); }
+
+// The values of Words words of codes with one scale: 16 bytes at once where that can be. A NaN, which has bits of its own, comes of numbers that are not finite.
+template <int Words> CQSA_DEVICE void write_values(const quant_rows_params& p, int64_t place, int first, const uint32_t (&codes)[Words], float scale, float least) {
+  float4x values[Words];
+#pragma unroll
+  for (int w = 0; w < Words; ++w)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[w].x[i] = value_of(scale, code_at(codes[w], i), least);
+  if (!p.wide || !is_finite(scale) || !is_finite(least)) {
+#pragma unroll
+    for (int w = 0; w < Words; ++w) store_four(p.out, place, first + 4 * w, 32, values[w]);
+  } else if constexpr (Words == 1) {
+    *reinterpret_cast<float4x*>(p.out.data + 4 * (place + first)) = values[0];
+  } else {
+    word4x packed;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) packed.x[i] = pack_two(p.out.kind, values[i / 2].x[i % 2 * 2], values[i / 2].x[i % 2 * 2 + 1]);
+    *reinterpret_cast<word4x*>(p.out.data + 2 * (place + first)) = packed;
+  }
+}
+
+// A lane takes Words words at a time: those that make 16 bytes of out.
+template <int Words, int Lanes> CQSA_DEVICE void write_codes(const quant_rows_params& p, const quant_team<Lanes>& t) {
+  constexpr int each = 8 / Words;
+  for (int round = 0; round < each; ++round) {
+    const int n = round * Lanes + t.lane, from = n / each, word = n % each * Words;
     const int64_t place = t.places[from];
     if (place < 0) continue;
-    const uint32_t codes = t.codes[from * 8 + (word ^ (from & 4))];
-    const float scale = t.numbers[from * 4 + word / 4], least = t.numbers[from * 4 + 2 + word / 4];
-    float4x values;
+    uint32_t codes[Words];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) values.x[i] = value_of(scale, code_at(codes, i), least);
-    store_four(p.out, place, 4 * word, 32, values);
+    for (int w = 0; w < Words; ++w) codes[w] = t.codes[from * 8 + ((word + w) ^ (from & 4))];
+    write_values<Words>(p, place, 4 * word, codes, t.numbers[from * 4 + word / 4], t.numbers[from * 4 + 2 + word / 4]);
   }
 }
 
@@ -93,7 +118,8 @@ template <int Lanes, class With> CQSA_DEVICE void quant_rows_block(const quant_r
       t.places[t.lane] = row * p.out.stride[2] + 32 * piece * p.out.stride[3];
     }
     lanes_barrier<Lanes>();
-    write_codes(p, t);
+    if (p.out.kind == kind_f32) write_codes<1>(p, t);
+    else write_codes<2>(p, t);
     if (!CQSA_MUTANT(63)) lanes_barrier<Lanes>();
   }
 }
