@@ -80,7 +80,7 @@ template <int Words> CQSA_DEVICE word4x pack_values(int kind, bool finite, const
 template <int Words, int Lanes> CQSA_DEVICE void write_wide(const quant_rows_params& p, const quant_team<Lanes>& t) {
   constexpr int each = 8 / Words;
   const int word = int(unsigned(t.lane) % each) * Words;
-#pragma unroll
+#pragma unroll 2  // all of them, and clang loads what all need at first: spills
   for (int round = 0; round < each; ++round) {
     const int from = round * (Lanes / each) + int(unsigned(t.lane) / each);
     const int64_t place = t.places[from];
