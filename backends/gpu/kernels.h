@@ -32,4 +32,8 @@
   X(cqsa_fp8_scale, 256, 0)         \
   X(cqsa_fp8_decode, 256, 0)        \
   X(cqsa_fp8_turn, 256, 0)          \
-  X(cqsa_fp8_init, 256, 0)
+  X(cqsa_fp8_init, 256, 0)          \
+  X(cqsa_quant_simple, 256, 0)      \
+  X(cqsa_quant_k, 256, 0)           \
+  X(cqsa_quant_iq, 256, 0)          \
+  X(cqsa_quant_plain, 256, 0)

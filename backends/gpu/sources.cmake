@@ -27,6 +27,10 @@ set(CQSA_GPU_KERNELS
   kv_append_q4.cu
   kv_gather.cu
   merge.cu
+  quant_iq.cu
+  quant_k.cu
+  quant_plain.cu
+  quant_simple.cu
   selected_d64.cu
   selected_d128.cu
   selected_d256.cu
@@ -41,6 +45,7 @@ set(CQSA_GPU_HOST
   gather_leaf.cpp
   kv_leaf.cpp
   merge_leaf.cpp
+  quant_leaf.cpp
   selected_leaf.cpp)
 list(TRANSFORM CQSA_GPU_KERNELS PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 list(TRANSFORM CQSA_GPU_HOST PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

@@ -5,6 +5,7 @@
 #include "backends/gpu/fp8_gemm.h"
 #include "backends/gpu/kv.h"
 #include "backends/gpu/port.h"
+#include "backends/gpu/quant.h"
 #include "backends/cuda/tuned.h"
 
 namespace cqsa::cuda {
@@ -32,6 +33,7 @@ void add_leaves(cqsa_backend_v1& backend) {
   backend.fp8_scale = gpu::portable_fp8_scale;
   backend.fp8_transpose = gpu::portable_fp8_transpose;
   backend.fp8_rings = gpu::portable_fp8_rings;
+  backend.dequantize_rows = gpu::portable_dequantize_rows;
 }
 
 }  // namespace cqsa::cuda
