@@ -132,6 +132,9 @@ struct random_words {
 CQSA_EVERYWHERE random_words philox(uint64_t seed, uint64_t counter) {
   uint32_t c[4] = {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0};
   uint32_t k[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+#if defined(__CUDACC__) || defined(__HIP__)
+#pragma unroll 1
+#endif
   for (int round = 0; round < 10; ++round) {
     const uint64_t p = 0xD2511F53ull * c[0], q = 0xCD9E8D57ull * c[2];
     const uint32_t next[4] = {static_cast<uint32_t>(q >> 32) ^ c[1] ^ k[0], static_cast<uint32_t>(q),

@@ -301,6 +301,43 @@ void measure_merge(cqsa_context* context) {
   row("merge: f32 [1, 8, 128, 64]", [&] { must(merge(context, &args, nullptr)); });
 }
 
+// bf16 of some rows to codes, all in one allocation: with a given scale; with a ring and the amax, which need a workspace; and a product.
+void measure_fp8(cqsa_context* context) {
+  int64_t shape[] = {256, 1024}, one[] = {1, 1}, square[] = {256, 256};
+  char* const memory = reinterpret_cast<char*>(allocate(1 << 21));
+  const auto tensor = [&](size_t at, int32_t axes, cqsa_dtype dtype, int64_t* sizes) {
+    return cqsa_tensor{memory + at, CQSA_DEVICE_CUDA, 0, axes, dtype, sizes, nullptr, 0};
+  };
+  const cqsa_tensor x = tensor(0, 2, CQSA_DTYPE_BF16, shape), codes = tensor(1 << 19, 2, CQSA_DTYPE_E4M3FN, shape);
+  const cqsa_tensor other = tensor(3 << 18, 2, CQSA_DTYPE_E4M3FN, shape), d = tensor(1 << 20, 2, CQSA_DTYPE_BF16, square);
+  const cqsa_tensor scale = tensor(3 << 19, 2, CQSA_DTYPE_F32, one), amax = tensor((3 << 19) + 256, 1, CQSA_DTYPE_F32, one);
+  cqsa_fp8_ring ring = CQSA_FP8_RING_INIT;
+  ring.state = memory + (3 << 19) + 4096, ring.hist_len = 16, ring.format = CQSA_DTYPE_E4M3FN;
+  must(CQSA(cqsa_fp8_ring_bytes)(&ring, &ring.bytes));
+  must(CQSA(cqsa_fp8_ring_init)(context, &ring, 1.0f, nullptr));
+  const float a_scale = 64.0f;
+  must(find<CUresult(CUdeviceptr, const void*, size_t)>(libcuda, "cuMemcpyHtoD_v2")(reinterpret_cast<CUdeviceptr>(scale.data), &a_scale, 4), "cuMemcpyHtoD");
+  const auto quantize = CQSA(cqsa_fp8_quantize);
+  cqsa_fp8_quantize_args args = CQSA_FP8_QUANTIZE_ARGS_INIT;
+  args.x = &x, args.row.out = &codes, args.row.scale_in = &scale, args.source = CQSA_FP8_STATIC;
+  row("fp8_quantize: bf16 [256, 1024], static scale", [&] { must(quantize(context, &args, nullptr)); });
+  args.row.scale_in = nullptr, args.source = CQSA_FP8_RING, args.ring = &ring, args.amax = &amax;
+  const cqsa_fp8_quantize_args* list[] = {&args};
+  must(CQSA(cqsa_fp8_quantize_workspace)(context, list, 1, &args.workspace_bytes));
+  args.workspace = memory + (7 << 18);
+  must(CQSA(cqsa_fp8_workspace_init)(context, args.workspace, args.workspace_bytes, nullptr));
+  row("fp8_quantize: the same, ring, amax, workspace given", [&] { must(quantize(context, &args, nullptr)); });
+  cqsa_fp8_gemm_args product = CQSA_FP8_GEMM_ARGS_INIT;
+  product.a = &codes, product.b = &other, product.d = &d;
+  const auto gemm = CQSA(cqsa_fp8_gemm);
+  for (const int32_t provider : {CQSA_FP8_PROVIDER_VENDOR, CQSA_FP8_PROVIDER_OWN}) {
+    const char* const name = provider == CQSA_FP8_PROVIDER_OWN ? "fp8_gemm: 256 x 256 x 1024, own kernel" : "fp8_gemm: 256 x 256 x 1024, cuBLASLt";
+    product.provider = provider;
+    if (gemm(context, &product, nullptr) == CQSA_OK) row(name, [&] { must(gemm(context, &product, nullptr)); });
+    else absent(name);
+  }
+}
+
 void* open_library(const char* path) {
   void* const library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) die(path, dlerror());
@@ -339,6 +376,7 @@ int main(int argc, char** argv) {
   measure_calls(context, decode, true, nullptr);
   measure_calls(context, far_decode, true, stream);
   measure_merge(context);
+  measure_fp8(context);
   std::printf("with no current context:\n");
   operands o(small, true);
   cqsa_attention_params bare = CQSA_ATTENTION_PARAMS_INIT;

@@ -23,7 +23,8 @@ function(cqsa_cuda_compiler code command_out name_out)
 endfunction()
 
 # The PTX that the machine code for `code` is made of. The front end is half of an image's time, so since sm_80 chips share it: those
-# of one major number the PTX of the oldest of them in `codes`, and sm_90a that of compute_90, unless the kernel is one for sm_90a.
+# of one major number the PTX of the oldest of them in `codes`, but sm_89, which can more; and sm_90a that of compute_90, unless the kernel is
+# one for sm_90a.
 function(cqsa_cuda_ptx_of code codes tier out)
   string(REGEX MATCH "[0-9]+" number ${code})
   set(ptx ${number})
@@ -32,7 +33,7 @@ function(cqsa_cuda_ptx_of code codes tier out)
     if(tier EQUAL number)
       string(APPEND ptx a)
     endif()
-  elseif(number GREATER_EQUAL 80)
+  elseif(number GREATER_EQUAL 80 AND NOT number EQUAL 89)
     set(same ${codes})
     list(FILTER same INCLUDE REGEX "^sm_${major}[0-9]$")
     list(SORT same COMPARE NATURAL)
@@ -43,10 +44,18 @@ function(cqsa_cuda_ptx_of code codes tier out)
 endfunction()
 
 # The tier of a kernel file, by its folder (0: portable), and for which of CQSA_CUDA_CODE it is compiled: a tuned one for what runs on
-# the chips of its tier, and not for later minors where machine code of the first one is there.
+# the chips of its tier, and not for later minors where machine code of the first one is there. So are portable ones, which came out the
+# same for all of them; but sm_89 has the conversions of FP8.
 function(cqsa_cuda_tier source tier_out code_out)
   set(tier 0)
   set(chosen ${CQSA_CUDA_CODE})
+  if("sm_80" IN_LIST chosen)
+    if(source MATCHES "/fp8_[^/]*$")
+      list(FILTER chosen EXCLUDE REGEX "^sm_8[6-8]$")
+    else()
+      list(FILTER chosen EXCLUDE REGEX "^sm_8[6-9]$")
+    endif()
+  endif()
   if(source MATCHES "/sm([0-9]+)/[^/]*$")
     set(tier ${CMAKE_MATCH_1})
     math(EXPR end "${tier} + 5")

@@ -102,118 +102,99 @@ CQSA_DEVICE uint32_t encode_number(uint32_t x, float scale, const fp8_encoder& h
   return code_of(magnitude, x, how.format, f, how.saturate != 0);
 }
 
-// Four numbers, none of them NaN, saturated to nearest even, as one word.
-template <bool Wide> CQSA_DEVICE uint32_t encode_four(float a, float b, float c, float d) {
+// ---- vectors ----------------------------------------------------------------------------------------------------------------
+
+// A vector is 16 bytes of x: four numbers of f32, eight of 16 bits. All that is fast takes whole aligned vectors; loops over the elements take the rest.
+template <int Kind> constexpr int per_vector = Kind == kind_f32 ? 4 : 8;
+CQSA_DEVICE int numbers_of(int kind) { return kind == kind_f32 ? 4 : 8; }
+
+// What fast conversions do with a format: they saturate, and make numbers of the largest finite magnitude of what is not a number.
+struct fp8_fast {
+  uint32_t wide, last, least, magic, shift, base;
+};
+CQSA_DEVICE fp8_fast fast_of(int32_t format) {
+  if (format == CQSA_DTYPE_E5M2) return {1, 0x47600000u, 113u << 23, 21u << 23, 21, 113u << 2};
+  return {0, 0x43e00000u, 121u << 23, 20u << 23, 20, 121u << 3};
+}
+
+// The code of a magnitude that is not NaN: added to a power of two whose last place is that of the code, it is rounded.
+CQSA_DEVICE uint32_t fast_magnitude(float y, const fp8_fast& f) {
+  const uint32_t bits = bits_of(y) & 0x7fffffffu, mag = bits < f.last ? bits : f.last, binade = larger_u32(mag & inf_bits, f.least), magic = binade + f.magic;
+  return bits_of(float_of(mag) + float_of(magic)) - magic + (binade >> f.shift) - f.base;
+}
+CQSA_DEVICE uint32_t first_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) { return pick_bytes(pick_bytes(a, b, 0x0040u), pick_bytes(c, d, 0x0040u), 0x5410u); }
+CQSA_DEVICE uint32_t last_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) { return pick_bytes(pick_bytes(a, b, 0x0073u), pick_bytes(c, d, 0x0073u), 0x5410u); }
+
+// Four numbers, none of them NaN, saturated to nearest even, as one word. Where hardware does it, Wide says which format, otherwise f.
+template <bool Wide> CQSA_DEVICE uint32_t encode_four(float a, float b, float c, float d, const fp8_fast& f) {
   if constexpr (has_fp8) {
     const uint32_t low = Wide ? pack_e5m2(a, b) : pack_e4m3(a, b), high = Wide ? pack_e5m2(c, d) : pack_e4m3(c, d);
     return low | high << 16;
   } else {
-    const fp8_format f = format_of(Wide ? CQSA_DTYPE_E5M2 : CQSA_DTYPE_E4M3FN);
-    const float y[4] = {a, b, c, d};
-    uint32_t out = 0;
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t m = nearest_magnitude(bits_of(y[i]), f);
-      out |= ((m > f.last ? f.last : m) | (bits_of(y[i]) >> 24 & 0x80u)) << 8 * i;
-    }
-    return out;
+    const uint32_t codes = first_bytes(fast_magnitude(a, f), fast_magnitude(b, f), fast_magnitude(c, f), fast_magnitude(d, f));
+    return codes | (last_bytes(bits_of(a), bits_of(b), bits_of(c), bits_of(d)) & 0x80808080u);
   }
 }
 
-// ---- eight neighbours -------------------------------------------------------------------------------------------------------
-
-// As they are stored.
-template <int Kind> struct raw8 {
-  uint32_t w[Kind == kind_f32 ? 8 : 4];
-};
-
-template <int Kind> CQSA_DEVICE raw8<Kind> load_raw8(const char* at, bool aligned) {
-  raw8<Kind> out;
-  constexpr int words = Kind == kind_f32 ? 8 : 4;
-  if (aligned) {
-#pragma unroll
-    for (int n = 0; n < words; n += 4) {
-      const loaded16 q = load_once(at + 4 * n);
-      for (int i = 0; i < 4; ++i) out.w[n + i] = q.x[i];
-    }
-  } else {
-#pragma unroll
-    for (int n = 0; n < words; ++n) out.w[n] = Kind == kind_f32 ? load_u32(at + 4 * n) : load_u16(at + 4 * n) | load_u16(at + 4 * n + 2) << 16;
-  }
-  return out;
-}
-template <int Kind> CQSA_DEVICE raw8<Kind> zero_raw8() {
-  raw8<Kind> out;
-#pragma unroll
-  for (uint32_t& w : out.w) w = 0;
-  return out;
-}
-// The first n of them, the others 0.
-template <int Kind> CQSA_DEVICE raw8<Kind> load_some(const char* at, int64_t n, bool aligned) {
-  if (n >= 8) return load_raw8<Kind>(at, aligned);
-  raw8<Kind> out = zero_raw8<Kind>();
-#pragma unroll
-  for (int i = 0; i < 7; ++i) {
-    if (i >= n) continue;
-    if (Kind == kind_f32) out.w[Kind == kind_f32 ? i : 0] = load_u32(at + 4 * i);
-    else out.w[i / 2] |= load_u16(at + 2 * i) << 16 * (i & 1);
-  }
-  return out;
-}
-
-// Bits of element i as f32; of a NaN not all of them.
-template <int Kind> CQSA_DEVICE float number8(const raw8<Kind>& x, int i) {
-  if constexpr (Kind == kind_f32) return float_of(x.w[i]);
-  else if constexpr (Kind == kind_bf16) return float_of(i & 1 ? x.w[i / 2] & 0xffff0000u : x.w[i / 2] << 16);
-  else return f16_to_f32(uint16_t(x.w[i / 2] >> 16 * (i & 1)));
+// Element i of some words; of a NaN not all bits.
+template <int Kind> CQSA_DEVICE float number_of(const uint32_t* w, int i) {
+  if constexpr (Kind == kind_f32) return float_of(w[i]);
+  else if constexpr (Kind == kind_bf16) return float_of(i & 1 ? w[i / 2] & 0xffff0000u : w[i / 2] << 16);
+  else return f16_to_f32(uint16_t(w[i / 2] >> 16 * (i & 1)));
 }
 
 // Largest magnitudes, in the order of which bits are: of f32, or two of 16 bits, which are taken together as long as possible.
-template <int Kind> CQSA_DEVICE uint32_t most_of(const raw8<Kind>& x) {
-  uint32_t most = 0;
-#pragma unroll
-  for (const uint32_t w : x.w) most = Kind == kind_f32 ? larger_u32(most, w & 0x7fffffffu) : max_u16x2(most, w & 0x7fff7fffu);
-  return most;
-}
-template <int Kind> CQSA_DEVICE uint32_t most_of_two(uint32_t a, uint32_t b) { return Kind == kind_f32 ? larger_u32(a, b) : max_u16x2(a, b); }
+CQSA_DEVICE uint32_t most_of_two(uint32_t a, uint32_t b, bool f32) { return f32 ? larger_u32(a, b) : max_u16x2(a, b); }
 // .. as bits of f32.
-template <int Kind> CQSA_DEVICE uint32_t most_bits(uint32_t most) {
-  if constexpr (Kind == kind_f32) return most;
+CQSA_DEVICE uint32_t most_bits(uint32_t most, int kind) {
+  if (kind == kind_f32) return most;
   const uint32_t half = larger_u32(most & 0xffffu, most >> 16);
-  return Kind == kind_bf16 ? half << 16 : f16_to_bits(half);
+  return kind == kind_bf16 ? half << 16 : f16_to_bits(half);
 }
-// The same of the finite ones alone.
-template <int Kind> CQSA_DEVICE uint32_t most_finite(const raw8<Kind>& x) {
+CQSA_DEVICE uint32_t most_of_words(const uint32_t* w, int n, bool f32) {
   uint32_t most = 0;
+  if (f32) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const uint32_t mag = bits_of(number8<Kind>(x, i)) & 0x7fffffffu;
-    most = mag < inf_bits ? larger_u32(most, mag) : most;
+    for (int i = 0; i < n; ++i) most = larger_u32(most, w[i] & 0x7fffffffu);
+  } else {
+#pragma unroll
+    for (int i = 0; i < n; ++i) most = max_u16x2(most, w[i] & 0x7fff7fffu);
   }
   return most;
 }
-
-struct codes8 {
-  uint32_t x[2];
-};
-template <int Kind, bool Wide> CQSA_DEVICE codes8 encode8(const raw8<Kind>& x, float scale) {
-  float y[8];
+// NaN and infinities as 0, so that they do not count.
+CQSA_DEVICE void drop_strange(uint32_t* w, int n, int kind) {
+  const uint32_t inf = kind == kind_bf16 ? 0x7f80u : 0x7c00u;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) y[i] = product_f32(number8<Kind>(x, i), scale);
-  return {{encode_four<Wide>(y[0], y[1], y[2], y[3]), encode_four<Wide>(y[4], y[5], y[6], y[7])}};
+  for (int i = 0; i < n; ++i) {
+    if (kind == kind_f32) {
+      if ((w[i] & 0x7fffffffu) >= inf_bits) w[i] = 0;
+      continue;
+    }
+    if ((w[i] & 0x7fffu) >= inf) w[i] &= 0xffff0000u;
+    if ((w[i] >> 16 & 0x7fffu) >= inf) w[i] &= 0xffffu;
+  }
 }
 
 struct alignas(8) word_pair {
   uint32_t x[2];
 };
-// The first n of eight codes.
-CQSA_DEVICE void store_codes(char* to, const codes8& codes, int64_t n, bool aligned) {
-  if (n >= 8 && aligned) {
-    *reinterpret_cast<word_pair*>(to) = {{codes.x[0], codes.x[1]}};
-    return;
-  }
+// Eight numbers, or with one scale each.
+template <int Kind, bool Wide> CQSA_DEVICE word_pair encode8(const uint32_t* w, const float (&scale)[8], const fp8_fast& f) {
+  float y[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    if (i < n) to[i] = char(codes.x[i / 4] >> 8 * (i & 3));
+  for (int i = 0; i < 8; ++i) y[i] = product_f32(number_of<Kind>(w, i), scale[i]);
+  return {{encode_four<Wide>(y[0], y[1], y[2], y[3], f), encode_four<Wide>(y[4], y[5], y[6], y[7], f)}};
+}
+template <int Kind, bool Wide> CQSA_DEVICE word_pair encode8(const uint32_t* w, float scale, const fp8_fast& f) {
+  const float all[8] = {scale, scale, scale, scale, scale, scale, scale, scale};
+  return encode8<Kind, Wide>(w, all, f);
+}
+// A vector of x as codes; what f32 has of them is in the first word.
+template <int Kind, bool Wide> CQSA_DEVICE word_pair encode_vector(const loaded16& x, float scale, const fp8_fast& f) {
+  if constexpr (Kind != kind_f32) return encode8<Kind, Wide>(x.x, scale, f);
+  return {{encode_four<Wide>(product_f32(float_of(x.x[0]), scale), product_f32(float_of(x.x[1]), scale), product_f32(float_of(x.x[2]), scale),
+                             product_f32(float_of(x.x[3]), scale), f), 0}};
 }
 
 // ---- scales -----------------------------------------------------------------------------------------------------------------
@@ -249,6 +230,12 @@ CQSA_DEVICE void store_scale(const fp8_grid& g, int64_t r, int64_t c, int64_t co
   char* const to = scale_place(g, r, c, columns);
   if (has_bytes(g)) *to = char(e8m0_of(x));
   else store_u32(to, bits_of(plain_nan(x)));
+}
+
+// Both numbers of a pair, by one piece of code.
+template <class Side> CQSA_DEVICE void store_scales(const Side& side, int64_t r, int64_t c, float scale, float scale_inv) {
+#pragma unroll 1
+  for (int k = 0; k < 2; ++k) store_scale(k ? side.scale_inv : side.scale, r, c, side.columns, k ? scale_inv : scale);
 }
 
 // What a layout has besides scales is 0. Thread `first` of `step` of them.

@@ -1,85 +1,138 @@
 // SPDX-License-Identifier: Apache-2.0
-// FP8, row-major with scales of this launch: groups of 32 to 256 neighbours in a row, each in the registers of some neighbouring lanes,
-// and whole rows (or long groups), each in those of a team of lanes or of a thread block.
+// FP8, row-major in pieces of rows, one for each thread block at a time: groups of 32 to 256 neighbours, each with a scale of its own and in
+// the registers of some neighbouring lanes; or whole rows and long groups, with one scale of this launch or one that is known.
 #pragma once
 
-#include "fp8_stream.cuh"
+#include "fp8_vector.cuh"
 
 namespace cqsa::gpu {
 
-template <int Kind> CQSA_DEVICE uint32_t counted_most(const raw8<Kind>& x, bool ignore_nan) {
-  const uint32_t most = most_bits<Kind>(most_of<Kind>(x));
-  return ignore_nan && most >= inf_bits ? most_finite<Kind>(x) : most;
+struct fp8_place {
+  int64_t row, column;
+};
+CQSA_DEVICE fp8_place place_of(int64_t unit, int64_t wide) {
+  if (wide == 1) return {unit, 0};
+  if (unit < int64_t(1) << 31) {
+    const uint32_t row = uint32_t(unit) / uint32_t(wide);
+    return {int64_t(row), int64_t(uint32_t(unit) - row * uint32_t(wide))};
+  }
+  const int64_t row = unit / wide;
+  return {row, unit - row * wide};
 }
 
-// Whether eight numbers of this magnitude need the slow way.
-CQSA_DEVICE bool is_slow_vector(const fp8_job& job, const fp8_side& side, uint32_t raw, float scale) {
-  const bool strict = job.counters || !job.saturate;
-  if (raw > (job.ignore_nan || strict ? inf_bits - 1 : inf_bits)) return true;
-  return strict && product_f32(float_of(raw), scale) > fp8::largest_of(side.format);
-}
-
-template <int Kind> CQSA_DEVICE void store_vector(const fp8_job& job, const fp8_side& side, const raw8<Kind>& x, float scale, const stream_place& at) {
-  const codes8 codes = side.format == CQSA_DTYPE_E5M2 ? encode8<Kind, true>(x, scale) : encode8<Kind, false>(x, scale);
-  store_codes(side.codes.data + at.row * side.codes.stride[1] + at.column, codes, job.columns - at.column, side.codes.aligned != 0);
+// The magnitudes of x that count; *raw is with those that do not.
+CQSA_DEVICE uint32_t counted_most(const fp8_job& job, fp8_vectors& v, uint32_t* raw) {
+  const bool f32 = job.x.kind == kind_f32;
+  uint32_t these = most_of_vectors(v, f32);
+  *raw = larger_u32(*raw, most_bits(these, job.x.kind));
+  if (job.ignore_nan && *raw >= inf_bits) drop_strange(v, job.x.kind), these = most_of_vectors(v, f32);
+  return these;
 }
 
 // ---- groups -----------------------------------------------------------------------------------------------------------------
 
-// A thread has vectors of four groups; the scale of one of them each is worked out by every fourth lane, for all four at once.
-template <int Lanes, int Kind> CQSA_DEVICE uint32_t fp8_groups(const fp8_job& job, const fp8_head& head) {
-  constexpr int each = 4, bytes = Kind == kind_f32 ? 4 : 2;
+// Four maxima of a thread and those of its team, 4 to 32 lanes: half of the words go to a neighbour, so that in the end a lane has the
+// maximum of one of the four, of number mine_of().
+CQSA_DEVICE int mine_of(int lane, int team) { return (lane & team / 2 ? 2 : 0) + (lane & team / 4 ? 1 : 0); }
+template <int Lanes> CQSA_DEVICE uint32_t most_of_four(const uint32_t (&m)[fp8_each], int lane, int team, bool f32) {
+  const bool high = lane & team / 2, odd = lane & team / 4;
+  const uint32_t a = most_of_two(high ? m[2] : m[0], shuffle_xor<Lanes>(high ? m[0] : m[2], team / 2), f32);
+  const uint32_t b = most_of_two(high ? m[3] : m[1], shuffle_xor<Lanes>(high ? m[1] : m[3], team / 2), f32);
+  uint32_t most = most_of_two(odd ? b : a, shuffle_xor<Lanes>(odd ? a : b, team / 4), f32);
+#pragma unroll 1
+  for (int mask = team / 8; mask > 0; mask /= 2) most = most_of_two(most, shuffle_xor<Lanes>(most, mask), f32);
+  return most;
+}
+
+// Pieces of a row: what all threads of a block have in flight.
+struct fp8_pieces {
+  int64_t per_row, all, row_bytes;
+  uint32_t vectors, rank, step;  // of a row
+};
+CQSA_DEVICE fp8_pieces pieces_of(const fp8_job& job) {
+  const int64_t numbers = numbers_of(job.x.kind), vectors = job.columns / numbers, each = int64_t(fp8_each) * block_threads();
+  const int64_t per_row = (vectors + each - 1) / each;
+  return {per_row, job.rows * per_row, job.x.stride[1] * (16 / numbers), uint32_t(vectors), uint32_t(thread_index()), uint32_t(block_threads())};
+}
+// The row of a piece and its first vector.
+CQSA_DEVICE fp8_place piece_at(const fp8_pieces& g, int64_t piece) {
+  const fp8_place at = place_of(piece, g.per_row);
+  return {at.row, at.column * fp8_each * g.step + g.rank};
+}
+CQSA_DEVICE void load_piece(const fp8_job& job, const fp8_pieces& g, int64_t piece, fp8_place* at, fp8_vectors& v) {
+  if (piece >= g.all) return;
+  *at = piece_at(g, piece);
+  load_vectors(job.x.data + at->row * g.row_bytes, uint32_t(at->column), g.step, g.vectors, v);
+}
+
+// Which of four vectors need the slow way, a bit for each.
+CQSA_DEVICE uint32_t slow_groups(const fp8_job& job, const uint32_t (&m)[fp8_each], uint32_t raw, const float (&scale)[fp8_each]) {
+  if (raw > strange_limit(job)) return 15;
+  uint32_t slow = 0;
+  if (is_strict(job))
+#pragma unroll
+    for (int u = 0; u < fp8_each; ++u) slow |= uint32_t(is_too_large(job.side[0], most_bits(m[u], job.x.kind), scale[u])) << u;
+  return slow;
+}
+
+// The scale of one group of four that this lane has, to all; stored where that is mine to do.
+template <int Lanes> CQSA_DEVICE void scale_groups(const fp8_job& job, const fp8_pieces& g, const fp8_place& at, const uint32_t (&m)[fp8_each], float (&scale)[fp8_each]) {
   const fp8_side& side = job.side[0];
-  const int team = int(side.block[1] / 8), lane = thread_index() % Lanes, first = lane / team * team, mine = lane % 4;
-  int shift = 5;  // of an element to its group
-  while (8 * team >> shift > 1) ++shift;
-  const int64_t wide = side.columns * team, vectors = head.rows * wide, step = grid_size_x() * block_threads();
+  const int kind = job.x.kind, team = int(side.block[1]) / numbers_of(kind), lane = thread_index() % Lanes, first = lane & ~(team - 1);
+  const uint32_t mine = uint32_t(at.column) + uint32_t(mine_of(lane, team)) * g.step;
+  const fp8::scale_pair pair = fp8::scale_of(plain_amax(most_bits(most_of_four<Lanes>(m, lane, team, kind == kind_f32), kind)), rule_of(job, side));
+  if ((lane & (team / 4 - 1)) == 0 && mine / uint32_t(team) * uint32_t(team) < g.vectors) {
+    const fp8_place to = place_of(at.row * side.columns + mine / uint32_t(team), side.columns);
+    store_scales(side, to.row, to.column, pair.scale, pair.scale_inv);
+  }
+#pragma unroll
+  for (int u = 0; u < fp8_each; ++u) scale[u] = shuffle<Lanes>(pair.scale, first + (u & 2 ? team / 2 : 0) + (u & 1 ? team / 4 : 0));
+}
+
+// Whole vectors that are aligned, a team of 4 to 32 lanes for a group; so a piece begins with a group.
+template <int Lanes> CQSA_DEVICE uint32_t fp8_groups(const fp8_job& job, const fp8_pieces& g, fp8_place at, fp8_vectors& v) {
+  const fp8_side& side = job.side[0];
+  const fp8_fast f = fast_of(side.format);
+  const int kind = job.x.kind;
   uint32_t all = 0;
 #pragma unroll 1
-  for (int64_t base = block_index_x() * block_threads(); base < vectors; base += each * step) {
-    raw8<Kind> x[each];
-    stream_place at[each];
-    uint32_t most[each];
+  for (int64_t piece = block_index_x(); piece < g.all;) {
+    uint32_t m[fp8_each], raw = 0;
+    all = most_of_two(all, counted_most(job, v, &raw), kind == kind_f32);
 #pragma unroll
-    for (int u = 0; u < each; ++u) {
-      const int64_t v = base + u * step + thread_index();
-      at[u] = place_of(v, wide, false);
-      if (v >= vectors) at[u].column = job.columns;
-      x[u] = at[u].column < job.columns ? load_some<Kind>(job.x.data + bytes * (at[u].row * job.x.stride[1] + at[u].column), job.columns - at[u].column, job.x.aligned != 0)
-                                        : zero_raw8<Kind>();
-    }
-    uint32_t my_most = 0;
-    int64_t my_row = 0, my_column = 0;
-#pragma unroll
-    for (int u = 0; u < each; ++u) {
-      most[u] = most_of_lanes<Lanes>(counted_most<Kind>(x[u], job.ignore_nan), team);
-      all = larger_u32(all, most[u]);
-      if (u == mine) my_most = most[u], my_row = at[u].row, my_column = at[u].column >> shift;
-    }
-    const fp8::scale_pair pair = fp8::scale_of(plain_amax(my_most), rule_of(job, side));
-    if (lane - first < 4 && my_column < side.columns && base + mine * step + thread_index() < vectors) {
-      store_scale(side.scale, my_row, my_column, side.columns, pair.scale);
-      store_scale(side.scale_inv, my_row, my_column, side.columns, pair.scale_inv);
-    }
-#pragma unroll
-    for (int u = 0; u < each; ++u) {
-      const float scale = shuffle<Lanes>(pair.scale, first + u);
-      if (at[u].column >= job.columns) continue;
-      if (is_slow_vector(job, side, most_bits<Kind>(most_of<Kind>(x[u])), scale)) slow_vector(job, side, scale, at[u]);
-      else store_vector<Kind>(job, side, x[u], scale, at[u]);
+    for (int u = 0; u < fp8_each; ++u) m[u] = most_of_vector(v.x[u], kind == kind_f32);
+    float scale[fp8_each];
+    scale_groups<Lanes>(job, g, at, m, scale);
+    uint32_t slow = slow_groups(job, m, raw, scale);
+    fp8_codes c;
+    encode_vectors(v, kind, scale, f, c);
+    store_vectors(side.codes.data + at.row * side.codes.stride[1], kind == kind_f32, uint32_t(at.column), g.step, g.vectors, c);
+    piece += grid_size_x();
+    load_piece(job, g, piece, &at, v);
+    if (!slow) continue;
+    const fp8_place now = piece_at(g, piece - grid_size_x());
+#pragma unroll 1
+    for (uint32_t u = 0; slow; ++u, slow >>= 1) {
+      const uint32_t i = uint32_t(now.column) + u * g.step;
+      if (!(slow & 1) || i >= g.vectors) continue;
+      slow_run(job, side, u < 2 ? (u ? scale[1] : scale[0]) : u == 2 ? scale[2] : scale[3], now.row, int64_t(i) * numbers_of(kind), numbers_of(kind), 1);
     }
   }
-  return all;
+  return most_bits(all, kind);
 }
 
 template <int Lanes> CQSA_DEVICE void fp8_group_block(const fp8_params& p) {
-  const fp8_job& job = job_of<false>(p);
+  const fp8_job& job = p.jobs[0];
+  const fp8_pieces g = pieces_of(job);
+  fp8_place at{};
+  fp8_vectors v;
+  clear_vectors(v);
+  load_piece(job, g, block_index_x(), &at, v);
   const fp8_head head = head_of(p, job);
+  barrier();
   uint32_t most = 0;
   if (head.go) {
-    if (job.x.kind == kind_bf16) most = fp8_groups<Lanes, kind_bf16>(job, head);
-    else if (job.x.kind == kind_f16) most = fp8_groups<Lanes, kind_f16>(job, head);
-    else most = fp8_groups<Lanes, kind_f32>(job, head);
+    most = fp8_groups<Lanes>(job, g, at, v);
     publish(p, job, head);
   }
   end_block<Lanes, false>(p, job, head.go, most);
@@ -87,63 +140,134 @@ template <int Lanes> CQSA_DEVICE void fp8_group_block(const fp8_params& p) {
 
 // ---- rows -------------------------------------------------------------------------------------------------------------------
 
-template <int Kind> constexpr int row_vectors = Kind == kind_f32 ? 4 : 8;  // 64 or 128 bytes
-
-// A row, or a long group of one, for each team of lanes (Whole: for each block).
-template <int Lanes, int Kind, bool Whole> CQSA_DEVICE uint32_t fp8_rows(const fp8_job& job, const fp8_head& head) {
-  constexpr int each = row_vectors<Kind>, bytes = Kind == kind_f32 ? 4 : 2;
+// A row, or a long group of one, for each block.
+struct fp8_rows {
+  bool known;
+  int64_t length, per_row, all;
+};
+CQSA_DEVICE fp8_rows rows_of(const fp8_params& p, const fp8_job& job) {
   const fp8_side& side = job.side[0];
-  const int team = Whole ? block_threads() : Lanes, rank = thread_index() % team, teams = block_threads() / team;
-  const int64_t length = side.block[1], units = head.rows * side.columns;
+  const bool known = !side.codes.data || is_known(p, job, side);
+  return {known, known ? job.columns : side.block[1], known ? 1 : side.columns, job.rows * (known ? 1 : side.columns)};
+}
+// Of vectors, as many as are whole and aligned, and the elements behind them.
+struct fp8_row {
+  fp8_place at;
+  uint32_t vectors;
+  int64_t rest;
+  const char* from;
+};
+CQSA_DEVICE fp8_row row_of(const fp8_job& job, const fp8_rows& r, int64_t unit) {
+  const int numbers = numbers_of(job.x.kind);
+  fp8_row row;
+  row.at = place_of(unit, r.per_row);
+  row.at.column *= r.length;
+  const int64_t length = min_i64(job.columns - row.at.column, r.length);
+  row.vectors = job.x.aligned && (!job.side[0].codes.data || job.side[0].codes.aligned) ? uint32_t(length / numbers) : 0;
+  row.rest = length - int64_t(row.vectors) * numbers;
+  row.from = job.x.data + (row.at.row * job.x.stride[1] + row.at.column) * (16 / numbers);
+  return row;
+}
+CQSA_DEVICE void load_row(const fp8_row& row, uint32_t chunk, fp8_vectors& v) {
+  const uint32_t threads = uint32_t(block_threads());
+  if (row.vectors) load_vectors(row.from, chunk * fp8_each * threads + uint32_t(thread_index()), threads, row.vectors, v);
+  else clear_vectors(v);
+}
+
+// The largest magnitude of a row that counts, of this thread's part of it; afterwards v is the last of `chunks` pieces.
+CQSA_DEVICE uint32_t row_most(const fp8_job& job, const fp8_row& row, uint32_t chunks, fp8_vectors& v, uint32_t* raw) {
+  const int kind = job.x.kind;
+  uint32_t most = 0, rest = 0;
+#pragma unroll 1
+  for (uint32_t chunk = 0;;) {
+    most = most_of_two(most, counted_most(job, v, raw), kind == kind_f32);
+    if (++chunk == chunks) break;
+    load_row(row, chunk, v);
+  }
+#pragma unroll 1
+  for (int64_t i = int64_t(row.vectors) * numbers_of(kind) + thread_index(), end = int64_t(row.vectors) * numbers_of(kind) + row.rest; i < end; i += block_threads()) {
+    const uint32_t mag = load_number(row.from, kind, i) & 0x7fffffffu;
+    if (!job.ignore_nan || mag < inf_bits) rest = larger_u32(rest, mag);
+  }
+  return larger_u32(most_bits(most, kind), rest);
+}
+
+// The scale of a row from what its threads have seen. Words of two rows take turns, so that one barrier is enough.
+template <int Lanes> CQSA_DEVICE float scale_row(const fp8_job& job, const fp8_row& row, int64_t group, uint32_t most, int turn) {
+  const fp8_side& side = job.side[0];
+  uint32_t* const part = control().part + 16 * turn;
+  most = most_of_lanes<Lanes>(most);
+  if (thread_index() % Lanes == 0) part[thread_index() / Lanes] = most;
+  barrier();
+  most = 0;
+#pragma unroll 1
+  for (int i = 0; i < block_threads() / Lanes; ++i) most = larger_u32(most, part[i]);
+  const fp8::scale_pair pair = fp8::scale_of(plain_amax(most), rule_of(job, side));
+  if (thread_index() == 0) store_scales(side, row.at.row, group, pair.scale, pair.scale_inv);
+  return pair.scale;
+}
+
+// Codes of a row, its last piece first, since that is in registers.
+CQSA_DEVICE void row_codes(const fp8_job& job, const fp8_row& row, uint32_t chunks, float scale, fp8_vectors& v) {
+  const fp8_side& side = job.side[0];
+  const fp8_fast f = fast_of(side.format);
+  const uint32_t threads = uint32_t(block_threads());
+  char* const to = side.codes.data + row.at.row * side.codes.stride[1] + row.at.column;
+#pragma unroll 1
+  for (uint32_t chunk = chunks - 1;; --chunk) {
+    fp8_codes c;
+    encode_vectors(v, job.x.kind, scale, f, c);
+    store_vectors(to, job.x.kind == kind_f32, chunk * fp8_each * threads + uint32_t(thread_index()), threads, row.vectors, c);
+    if (chunk == 0) return;
+    load_row(row, chunk - 1, v);
+  }
+}
+
+// This thread's vectors of a row where that has to be, and the elements that are in no vector.
+CQSA_DEVICE void row_again(const fp8_job& job, const fp8_row& row, float scale, bool slow) {
+  const int numbers = numbers_of(job.x.kind), threads = block_threads();
+  const int64_t vectors = slow ? row.vectors : 0, first = int64_t(row.vectors) * numbers + thread_index();
+#pragma unroll 1
+  for (int64_t i = thread_index();; i += threads) {
+    const bool tail = i >= vectors;
+    const int64_t left = row.rest - thread_index();
+    slow_run(job, job.side[0], scale, row.at.row, row.at.column + (tail ? first : i * numbers), !tail ? numbers : left > 0 ? (left - 1) / threads + 1 : 0, tail ? threads : 1);
+    if (tail) return;
+  }
+}
+
+template <int Lanes> CQSA_DEVICE uint32_t fp8_row_units(const fp8_job& job, const fp8_rows& r, float known_scale, fp8_row row, fp8_vectors& v) {
+  const bool codes = job.side[0].codes.data != nullptr;
   uint32_t all = 0;
+  int turn = 0;
 #pragma unroll 1
-  for (int64_t unit = block_index_x() * teams + thread_index() / team; unit < units; unit += grid_size_x() * teams) {
-    const stream_place seg = place_of(unit, side.columns, false);
-    const int64_t row = seg.row, group = seg.column / 8, end = min_i64(group * length + length, job.columns);
-    const int64_t begin = group * length + rank * 8, pass = int64_t(team) * 8 * each;
-    const bool once = end - group * length <= pass;
-    raw8<Kind> x[each];
-    uint32_t most = 0;
-    const auto load = [&](int64_t from) {
-#pragma unroll
-      for (int u = 0; u < each; ++u) {
-        const int64_t column = from + u * team * 8;
-        x[u] = column < end ? load_some<Kind>(job.x.data + bytes * (row * job.x.stride[1] + column), job.columns - column, job.x.aligned != 0) : zero_raw8<Kind>();
-      }
-    };
-#pragma unroll 1
-    for (int64_t from = begin; from - rank * 8 < end; from += pass) {
-      load(from);
-#pragma unroll
-      for (int u = 0; u < each; ++u) most = larger_u32(most, counted_most<Kind>(x[u], job.ignore_nan));
-    }
-    most = Whole ? most_of_block<Lanes>(most) : most_of_lanes<Lanes>(most);
+  for (int64_t unit = block_index_x(); unit < r.all;) {
+    const uint32_t each = uint32_t(fp8_each * block_threads()), chunks = row.vectors <= each ? 1 : (row.vectors + each - 1) / each;
+    uint32_t raw = 0;
+    const uint32_t most = row_most(job, row, chunks, v, &raw);
     all = larger_u32(all, most);
-    const fp8::scale_pair pair = fp8::scale_of(plain_amax(most), rule_of(job, side));
-    if (rank == 0) store_scale(side.scale, row, group, side.columns, pair.scale), store_scale(side.scale_inv, row, group, side.columns, pair.scale_inv);
-#pragma unroll 1
-    for (int64_t from = begin; from - rank * 8 < end; from += pass) {
-      if (!once) load(from);
-#pragma unroll
-      for (int u = 0; u < each; ++u) {
-        const stream_place at{row, from + u * team * 8};
-        if (at.column >= end) continue;
-        if (is_slow_vector(job, side, most_bits<Kind>(most_of<Kind>(x[u])), pair.scale)) slow_vector(job, side, pair.scale, at);
-        else store_vector<Kind>(job, side, x[u], pair.scale, at);
-      }
-    }
+    const float scale = r.known ? known_scale : scale_row<Lanes>(job, row, row.at.column / r.length, most, turn);
+    if (codes) row_codes(job, row, chunks, scale, v);
+    const bool slow = codes && (raw > strange_limit(job) || (is_strict(job) && is_too_large(job.side[0], raw, scale))), again = slow || (codes && row.rest);
+    unit += grid_size_x(), turn ^= 1;
+    if (unit < r.all) row = row_of(job, r, unit), load_row(row, 0, v);
+    if (again) row_again(job, row_of(job, r, unit - grid_size_x()), scale, slow);
   }
   return all;
 }
 
-template <int Lanes, bool Whole> CQSA_DEVICE void fp8_row_block(const fp8_params& p) {
-  const fp8_job& job = job_of<false>(p);
+template <int Lanes> CQSA_DEVICE void fp8_row_block(const fp8_params& p) {
+  const fp8_job& job = p.jobs[0];
+  const fp8_rows r = rows_of(p, job);
+  fp8_row row{};
+  fp8_vectors v;
+  clear_vectors(v);
+  if (block_index_x() < r.all) row = row_of(job, r, block_index_x()), load_row(row, 0, v);
   const fp8_head head = head_of(p, job);
+  barrier();
   uint32_t most = 0;
   if (head.go) {
-    if (job.x.kind == kind_bf16) most = fp8_rows<Lanes, kind_bf16, Whole>(job, head);
-    else if (job.x.kind == kind_f16) most = fp8_rows<Lanes, kind_f16, Whole>(job, head);
-    else most = fp8_rows<Lanes, kind_f32, Whole>(job, head);
+    most = fp8_row_units<Lanes>(job, r, head.scale[0], row, v);
     publish(p, job, head);
   }
   end_block<Lanes, false>(p, job, head.go, most);

@@ -16,7 +16,6 @@ struct fp8_head {
 // What is rare goes to shared memory at once, so that loops need no registers for it.
 struct fp8_control {
   uint32_t part[32];  // of each team of lanes
-  uint32_t last;
   uint32_t amax;      // of what went the slow way
   uint32_t nan, infinite, saturated;
 };
@@ -34,10 +33,12 @@ template <bool Many> CQSA_DEVICE const fp8_job& job_of(const fp8_params& p) {
 CQSA_DEVICE bool workspace_is_sound(const fp8_params& p) {
   return !p.workspace || reinterpret_cast<const fp8::workspace_header*>(p.workspace)->magic == fp8::workspace_magic;
 }
+// Without a way out before the end, so that all of it is on its way at once.
 CQSA_DEVICE bool ring_is_sound(const fp8_ring_place& r) {
   const fp8::ring_state& s = *reinterpret_cast<const fp8::ring_state*>(r.state);
-  return s.magic == fp8::ring_magic && s.version == fp8::ring_version && s.hist_len == r.hist_len && s.format == r.format && s.margin == r.margin &&
-         s.algorithm == r.algorithm && s.pow2 == r.pow2 && s.index >= 0 && s.index < s.hist_len && fp8::is_scale(s.scale);
+  bool sound = (s.magic == fp8::ring_magic) & (s.version == fp8::ring_version) & (s.hist_len == r.hist_len) & (s.format == r.format) & (s.margin == r.margin);
+  sound = sound & (s.algorithm == r.algorithm) & (s.pow2 == r.pow2) & (s.index >= 0) & (s.index < s.hist_len);
+  return sound & (bits_of(s.scale) >= 0x00800000u) & (bits_of(s.scale) < inf_bits);
 }
 // Of a static scale. As E8M0 another one would be published than the codes were made with.
 CQSA_DEVICE bool scale_is_sound(const fp8_side& side, float x) {
@@ -71,28 +72,27 @@ CQSA_DEVICE bool is_known(const fp8_params& p, const fp8_job& job, const fp8_sid
   return job.source != CQSA_FP8_CURRENT || (p.phase == phase_codes && (side.single || side.per_group));
 }
 
-// The same for all threads of the block, which meet here. `first`: the one that complains.
+// The same for all threads of the block. They have to meet before one of them comes upon something rare: control() is cleared here. What is
+// read does not wait for each other; a kernel asks for its first numbers before it comes here.
 CQSA_DEVICE fp8_head head_of(const fp8_params& p, const fp8_job& job) {
   if (thread_index() == 0) control().amax = control().nan = control().infinite = control().saturated = 0;
-  barrier();
-  const bool first = block_index_x() == job.first_block && thread_index() == 0;
   fp8_head head{};
   head.rows = job.batch * job.rows;
-  if (job.skip && load_u32(reinterpret_cast<const char*>(job.skip)) != 0) return head;
+  const uint32_t skip = job.skip ? load_u32(reinterpret_cast<const char*>(job.skip)) : 0;
   bool sound = workspace_is_sound(p);
-  if (job.ring.state) sound = sound && ring_is_sound(job.ring);
-  if (sound && p.phase != phase_amax)
+  if (job.ring.state) sound = sound & ring_is_sound(job.ring);
+  if (p.phase != phase_amax)
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       const fp8_side& side = job.side[s];
       if (!side.codes.data || !side.single || !is_known(p, job, side)) continue;
-      const fp8::scale_pair pair = single_scale(job, side);
-      head.scale[s] = pair.scale;
-      sound = sound && fp8::is_scale(pair.scale);
+      head.scale[s] = single_scale(job, side).scale;
+      sound = sound & fp8::is_scale(head.scale[s]);
     }
-  if (!sound && first && job.counters && p.phase != phase_amax) atomic_add_i64(job.counters + 3 * job.counters_stride, 1);
   if (job.groups) head.rows = group_begin(job.groups, job.groups_bytes, job.groups_stride, job.num_groups, head.rows);
-  head.go = sound;
+  head.go = sound & (skip == 0);
+  const bool first = block_index_x() == job.first_block && thread_index() == 0;
+  if (!sound && skip == 0 && first && job.counters && p.phase != phase_amax) atomic_add_i64(job.counters + 3 * job.counters_stride, 1);
   return head;
 }
 
@@ -100,7 +100,7 @@ CQSA_DEVICE fp8_head head_of(const fp8_params& p, const fp8_job& job) {
 CQSA_DEVICE void publish(const fp8_params& p, const fp8_job& job, const fp8_head& head) {
   if (p.phase == phase_amax) return;
   const int64_t first = (block_index_x() - job.first_block) * block_threads() + thread_index(), step = job.blocks * block_threads();
-#pragma unroll
+#pragma unroll 1
   for (int s = 0; s < 2; ++s) {
     const fp8_side& side = job.side[s];
     if (!side.codes.data) continue;
@@ -110,10 +110,11 @@ CQSA_DEVICE void publish(const fp8_params& p, const fp8_job& job, const fp8_head
     if (side.single) {
       if (first != 0 || (job.groups && head.rows == 0)) continue;
       const fp8::scale_pair pair = single_scale(job, side);
-      store_scale(side.scale, 0, 0, 1, pair.scale), store_scale(side.scale_inv, 0, 0, 1, pair.scale_inv);
+      store_scales(side, 0, 0, pair.scale, pair.scale_inv);
       continue;
     }
     const int64_t rows = job.groups && !side.per_group ? min_i64(side.rows, head.rows) : side.rows;  // others are in no group
+#pragma unroll 1
     for (int64_t i = first; i < rows * side.columns; i += step) {
       const int64_t r = i / side.columns, c = i - r * side.columns;
       const fp8::scale_pair pair = known_scale(job, side, r, c);
@@ -121,7 +122,7 @@ CQSA_DEVICE void publish(const fp8_params& p, const fp8_job& job, const fp8_head
         if (counts) atomic_add_i64(job.counters + 3 * job.counters_stride, 1);
         continue;
       }
-      store_scale(side.scale, r, c, side.columns, pair.scale), store_scale(side.scale_inv, r, c, side.columns, pair.scale_inv);
+      store_scales(side, r, c, pair.scale, pair.scale_inv);
     }
   }
 }
@@ -166,6 +167,7 @@ template <int Lanes> CQSA_DEVICE void ring_take(char* state, float amax) {
     return;
   }
   uint32_t most = fp8::amax_bits(amax);
+#pragma unroll 1
   for (int i = lane; i < s.hist_len; i += Lanes)
     if (i != s.index) most = larger_u32(most, fp8::amax_bits(history[i]));
   most = most_of_lanes<Lanes>(most);
@@ -199,35 +201,40 @@ template <int Lanes> CQSA_DEVICE void end_job(const fp8_params& p, const fp8_job
     if (job.ring.state && !job.ring.stage) ring_take<Lanes>(job.ring.state, amax);
     if (job.ring.state && job.ring.stage && lane == 0) ring_stage(job.ring.state, amax);
   }
+#pragma unroll 1
   for (int64_t i = lane; i < 1 + (job.per_group ? job.num_groups : 0); i += Lanes) job.words[i] = 0;
 }
 
-// Every block comes here once, with the amax of what its threads have seen. The ticket counts all blocks of the grid; the last one
-// finds what the others have left, and leaves the workspace as it was.
+// Every block comes here once, with the amax of what its threads have seen; behind the barrier only its first team of lanes goes on. The
+// ticket counts all blocks of the grid; the last one finds what the others have left, and leaves the workspace as it was. The launch that
+// looks for an amax alone has no ticket: the one behind it finds the word.
 template <int Lanes, bool Many> CQSA_DEVICE void end_block(const fp8_params& p, const fp8_job& job, bool go, uint32_t amax) {
-  const bool ticket = p.ticket && workspace_is_sound(p);
-  if (!ticket && !job.counters) return;
-  amax = most_of_block<Lanes>(amax);
-  if (thread_index() == 0 && job.counters && p.phase != phase_amax) add_counts(job);
-  if (!ticket) return;
-  if (thread_index() == 0) {
+  const bool words = p.workspace && workspace_is_sound(p);
+  if (!words && !job.counters) return;
+  const int lane = thread_index() % Lanes;
+  amax = most_of_lanes<Lanes>(amax);
+  if (lane == 0) control().part[thread_index() / Lanes] = amax;
+  barrier();
+  if (thread_index() >= Lanes) return;
+  if (lane == 0 && job.counters && p.phase != phase_amax) add_counts(job);
+  if (!words) return;
+  amax = most_of_lanes<Lanes>(lane < block_threads() / Lanes ? control().part[lane] : 0);
+  uint32_t last = 0;
+  if (lane == 0) {
     amax = larger_u32(amax, control().amax);
     if (!go) amax = refused_bits;
     if (job.words && amax) atomic_max(job.words, amax);
-    if (!CQSA_MUTANT(31)) device_fence();
-    control().last = atomic_add(p.ticket, 1) + 1 == uint32_t(grid_size_x()) - (CQSA_MUTANT(32) ? 1u : 0u);
-    device_fence();
+    if (p.ticket) {
+      if (!CQSA_MUTANT(31)) device_fence();
+      last = atomic_add(p.ticket, 1) + 1 == uint32_t(grid_size_x()) - (CQSA_MUTANT(32) ? 1u : 0u);
+      device_fence();
+    }
   }
-  barrier();
-  if (!control().last) return;
-  const int team = thread_index() / Lanes;
-  if (!Many) {
-    if (team == 0 && job.words) end_job<Lanes>(p, job);
-  } else {
-    for (int j = team; j < p.count; j += block_threads() / Lanes)
-      if (p.jobs[j].words) end_job<Lanes>(p, p.jobs[j]);
-  }
-  if (thread_index() == 0 && !CQSA_MUTANT(33)) *p.ticket = 0;
+  if (!shuffle<Lanes>(last, 0)) return;
+#pragma unroll 1
+  for (int j = 0; j < (Many ? p.count : 1); ++j)
+    if ((Many ? p.jobs[j] : job).words) end_job<Lanes>(p, Many ? p.jobs[j] : job);
+  if (lane == 0 && !CQSA_MUTANT(33)) *p.ticket = 0;
 }
 
 }  // namespace cqsa::gpu

@@ -10,10 +10,10 @@
 namespace cqsa::gpu {
 namespace {
 
-constexpr uint32_t threads = 256;
+constexpr int64_t threads = 256;
 constexpr uint64_t words_at = 128;  // behind the header and the ticket
 
-enum class way { general, stream, tile, group, row, row_whole };
+enum class way { general, stream, tile, group, row };
 
 const cqsa_fp8_output& side_of(const cqsa_fp8_job& job, int s) { return s == 0 ? job.row : job.transposed; }
 // Data may be missing: of what is empty, and where only the workspace is asked for.
@@ -84,6 +84,9 @@ fp8_job make_job(const cqsa_fp8_job& a) {
   return j;
 }
 
+// Vectors of 16 bytes are counted with 32 bits.
+constexpr int64_t most_in_row = int64_t(1) << 32;
+int64_t numbers_of(const fp8_job& j) { return j.x.kind == kind_f32 ? 4 : 8; }
 int64_t number_bytes(const fp8_matrix& x) { return x.kind == kind_f32 ? 4 : x.kind <= kind_bf16 ? 2 : 1; }
 bool plain_format(int32_t format) { return format == CQSA_DTYPE_E4M3FN || format == CQSA_DTYPE_E5M2; }
 
@@ -101,25 +104,40 @@ bool is_special(const fp8_job& j) {
   return j.up.data || j.x_scale_inv.data || j.rng || j.column_sum || j.side[amax_side].scale.data || j.x.kind > kind_bf16 || j.per_group;
 }
 
-bool streams(fp8_job& j) {
-  fp8_side& side = j.side[0];
-  if (is_special(j) || j.groups || j.side[1].codes.data || !fold_batch(j)) return false;
-  if (j.columns > 1 && (j.x.stride[2] != 1 || (side.codes.data && side.codes.stride[2] != 1))) return false;
-  if (side.codes.data && (!side.single || !plain_format(side.format))) return false;
-  if (j.x.stride[1] == j.columns && (!side.codes.data || side.codes.stride[1] == j.columns)) j.columns *= j.rows, j.rows = 1;
-  j.x.aligned = aligned_to(j.x.data, 16) && (j.rows <= 1 || j.x.stride[1] * number_bytes(j.x) % 16 == 0);
-  side.codes.aligned = aligned_to(side.codes.data, 8) && (j.rows <= 1 || side.codes.stride[1] % 8 == 0);
-  return true;
-}
-
 bool unit_strides(const fp8_job& j) {
   const fp8_side& r = j.side[0];
   return j.columns <= 1 || (j.x.stride[2] == 1 && (!r.codes.data || r.codes.stride[2] == 1));
 }
 void align_rows(fp8_job& j) {
-  j.x.aligned = aligned_to(j.x.data, 16) && j.x.stride[1] * number_bytes(j.x) % 16 == 0;
-  j.side[0].codes.aligned = aligned_to(j.side[0].codes.data, 8) && j.side[0].codes.stride[1] % 8 == 0;
+  const int64_t step = j.rows > 1 ? 1 : 0;
+  j.x.aligned = aligned_to(j.x.data, 16) && step * j.x.stride[1] * number_bytes(j.x) % 16 == 0;
+  j.side[0].codes.aligned = aligned_to(j.side[0].codes.data, 8) && step * j.side[0].codes.stride[1] % 8 == 0;
   j.side[1].codes.aligned = aligned_to(j.side[1].codes.data, 16) && j.side[1].codes.stride[2] % 16 == 0;
+}
+// All rows as one, where nothing lies between them.
+bool make_one_row(fp8_job& j) {
+  const fp8_matrix& codes = j.side[0].codes;
+  if (j.rows > 1 && (j.x.stride[1] != j.columns || (codes.data && codes.stride[1] != j.columns))) return false;
+  if (j.rows * j.columns >= most_in_row) return false;
+  j.columns *= j.rows, j.rows = 1;
+  return true;
+}
+
+// Row-major or the amax alone, by kernels that know one job and no groups of rows.
+bool is_plain_row(fp8_job& j) {
+  const fp8_side& side = j.side[0];
+  if (is_special(j) || j.groups || j.side[1].codes.data || !fold_batch(j) || !unit_strides(j) || j.columns >= most_in_row) return false;
+  return !side.codes.data || plain_format(side.format);
+}
+bool knows_scale(const fp8_job& j, int32_t phase) {
+  const fp8_side& side = j.side[0];
+  return !side.codes.data || (side.single && (j.source != CQSA_FP8_CURRENT || phase == phase_codes));
+}
+
+bool streams(fp8_job& j, int32_t phase) {
+  if (!is_plain_row(j) || !knows_scale(j, phase) || !make_one_row(j)) return false;
+  align_rows(j);
+  return true;
 }
 
 // Whether a tile of 128 x 128 holds the side's scale blocks, or one scale is known.
@@ -143,37 +161,51 @@ bool tiles(fp8_job& j, int32_t phase) {
   return true;
 }
 
-// Rows with scales of this launch, alone.
-bool by_rows(fp8_job& j, way* how) {
+// Pieces of rows, with scales of this launch or a known one.
+bool by_rows(fp8_job& j, int32_t phase, way* how) {
   const fp8_side& side = j.side[0];
-  if (is_special(j) || j.source != CQSA_FP8_CURRENT || !side.codes.data || side.single || side.block[0] != 1 || j.side[1].codes.data) return false;
-  if (!plain_format(side.format) || !fold_batch(j) || !unit_strides(j)) return false;
-  const int64_t g = side.block[1];
+  const bool known = knows_scale(j, phase);
+  if (!is_plain_row(j) || (!known && (j.source != CQSA_FP8_CURRENT || side.single || side.block[0] != 1))) return false;
+  const int64_t g = known ? j.columns : side.block[1], numbers = numbers_of(j);
+  if (g < 32) return false;
   align_rows(j);
-  if (g == 32 || g == 64 || g == 128 || g == 256) return *how = way::group, true;
-  if (g < 256 || (g % 8 != 0 && side.columns > 1)) return false;
-  const int64_t team = 32 * 8 * (j.x.kind == kind_f32 ? 4 : 8);  // elements in the registers of a team, of 32 lanes at least
-  return *how = g <= team ? way::row : way::row_whole, true;
+  *how = way::row;
+  if (known || side.columns == 1) return true;
+  j.x.aligned = j.x.aligned && g % 8 == 0;
+  if (j.x.aligned && side.codes.aligned && j.columns % numbers == 0 && (g & (g - 1)) == 0 && g <= 32 * numbers) {
+    *how = way::group;
+    if (j.columns % g == 0) make_one_row(j);
+  }
+  return true;
 }
 
 way way_of(fp8_job& j, int32_t phase) {
   way how = way::general;
   fp8_job copy = j;
-  if (streams(copy)) how = way::stream;
+  if (streams(copy, phase)) how = way::stream;
+  else if (copy = j; by_rows(copy, phase, &how)) {}
   else if (copy = j; tiles(copy, phase)) how = way::tile;
-  else if (copy = j; !by_rows(copy, &how)) copy = j;
+  else copy = j;
   j = copy;
   return how;
 }
 
-int64_t blocks_of(const device_facts& facts, const fp8_job& j, way how) {
-  const int64_t n = j.batch * j.rows * j.columns;
+// How long a piece is that a block has at a time, and with how many threads.
+int64_t length_of(const fp8_job& j, int32_t phase, way how) { return how == way::group || knows_scale(j, phase) ? j.columns : j.side[0].block[1]; }
+int64_t threads_of(const device_facts& facts, const fp8_job& j, int32_t phase, way how) {
+  if (how != way::group && how != way::row) return threads;
+  const int64_t wanted = divide_up(length_of(j, phase, how), numbers_of(j) * 4);
+  return smaller(divide_up(larger(wanted, 1), facts.lanes) * facts.lanes, threads);
+}
+
+int64_t blocks_of(const device_facts& facts, const fp8_job& j, int32_t phase, way how) {
+  const int64_t n = j.batch * j.rows * j.columns, mine = threads_of(facts, j, phase, how), length = larger(length_of(j, phase, how), 1);
+  const auto of_unit = [&](int64_t full) { return smaller(full * threads / mine, 32); };
   switch (how) {
-    case way::stream: return fp8_blocks(facts, divide_up(n, 8), threads * (j.x.kind == kind_f32 ? 2 : 4), 4);
-    case way::tile: return fp8_blocks(facts, divide_up(j.rows, fp8_tile_size) * divide_up(j.columns, fp8_tile_size), 1, 2);
-    case way::group: return fp8_blocks(facts, j.rows * j.side[0].columns * (j.side[0].block[1] / 8), threads * 4, 2);
-    case way::row: return fp8_blocks(facts, j.rows * j.side[0].columns, threads / facts.lanes, 2);
-    case way::row_whole: return fp8_blocks(facts, j.rows * j.side[0].columns, 1, 2);
+    case way::stream: return fp8_blocks(facts, divide_up(n, numbers_of(j)), threads * 4, fp8_stream_blocks);
+    case way::tile: return fp8_blocks(facts, divide_up(j.rows, fp8_tile_size) * divide_up(j.columns, fp8_tile_size), 1, j.x.kind == kind_f32 ? 2 : fp8_tile_blocks);
+    case way::group: return fp8_blocks(facts, j.rows * divide_up(length, numbers_of(j) * 4 * mine), 1, of_unit(fp8_group_blocks));
+    case way::row: return fp8_blocks(facts, j.rows * divide_up(j.columns, length), 1, of_unit(fp8_row_blocks));
     default: return fp8_blocks(facts, n, threads, 8);
   }
 }
@@ -187,7 +219,6 @@ kernel_id kernel_of(way how, const fp8_params& p) {
     case way::tile: return p.jobs[0].x.kind == kind_f32 ? kernel_id::cqsa_fp8_tile_f32 : kernel_id::cqsa_fp8_tile_half;
     case way::group: return kernel_id::cqsa_fp8_group;
     case way::row: return kernel_id::cqsa_fp8_row;
-    case way::row_whole: return kernel_id::cqsa_fp8_row_whole;
     default: return kernel_id::cqsa_fp8_general;
   }
 }
@@ -206,12 +237,13 @@ cqsa_status launch_jobs(void* device, batch_of_jobs& b, void* stream) {
   bool words = false;
   for (int32_t i = 0; i < p.count; ++i) {
     fp8_job& j = p.jobs[i];
-    j.first_block = blocks, j.blocks = blocks_of(facts_of(device), j, b.how), blocks += j.blocks;
+    j.first_block = blocks, j.blocks = blocks_of(facts_of(device), j, p.phase, b.how), blocks += j.blocks;
     words = words || j.words;
   }
   if (!words) p.workspace = nullptr;
-  p.ticket = words ? reinterpret_cast<uint32_t*>(p.workspace + sizeof(fp8::workspace_header)) : nullptr;
-  const launch_shape shape{{uint32_t(blocks), 1, 1}, threads, shared_of(b.how)};
+  // The launch behind one that looks for an amax alone finds its word.
+  p.ticket = words && p.phase != phase_amax ? reinterpret_cast<uint32_t*>(p.workspace + sizeof(fp8::workspace_header)) : nullptr;
+  const launch_shape shape{{uint32_t(blocks), 1, 1}, uint32_t(threads_of(facts_of(device), p.jobs[0], p.phase, b.how)), shared_of(b.how)};
   const cqsa_status status = launch(device, kernel_of(b.how, p), shape, &p, sizeof p, stream);
   p.count = 0;
   return status;

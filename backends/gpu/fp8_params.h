@@ -84,8 +84,23 @@ struct fp8_params {
 };
 static_assert(sizeof(fp8_params) <= 4000, "one launch takes it");
 
+// Blocks of 256 threads on a multiprocessor, of which a launch has as many as fit; each thread has 64 bytes of numbers on their way.
+#ifndef CQSA_FP8_STREAM_BLOCKS
+#define CQSA_FP8_STREAM_BLOCKS 4
+#endif
+#ifndef CQSA_FP8_GROUP_BLOCKS
+#define CQSA_FP8_GROUP_BLOCKS 4
+#endif
+#ifndef CQSA_FP8_ROW_BLOCKS
+#define CQSA_FP8_ROW_BLOCKS 4
+#endif
+#ifndef CQSA_FP8_TILE_BLOCKS
+#define CQSA_FP8_TILE_BLOCKS 3
+#endif
+constexpr int32_t fp8_stream_blocks = CQSA_FP8_STREAM_BLOCKS, fp8_group_blocks = CQSA_FP8_GROUP_BLOCKS, fp8_row_blocks = CQSA_FP8_ROW_BLOCKS, fp8_tile_blocks = CQSA_FP8_TILE_BLOCKS;
+
 // Tiles of fp8_tile.cuh, and what they take of shared memory.
-constexpr int32_t fp8_tile_size = 128, fp8_tile_bytes = 16384 + 8192 + 1024 + 16;
+constexpr int32_t fp8_tile_size = 128, fp8_tile_bytes = 16384 + 4096 + 1024 + 16;
 
 // Shared memory that begins with what head and end of every kernel use.
 constexpr int32_t fp8_control_bytes = 256;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8_group.cuh"
 
-// A row for each team of lanes.
-CQSA_KERNEL(256, cqsa_fp8_row, cqsa::gpu::fp8_params) { cqsa::gpu::fp8_row_block<CQSA_LANES, false>(p); }
+// A row for each block.
+CQSA_TUNED_KERNEL(256, cqsa::gpu::fp8_row_blocks, cqsa_fp8_row, cqsa::gpu::fp8_params) { cqsa::gpu::fp8_row_block<CQSA_LANES>(p); }

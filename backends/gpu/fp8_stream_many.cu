@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fp8_stream.cuh"
 
-CQSA_KERNEL(256, cqsa_fp8_stream_many, cqsa::gpu::fp8_params) { cqsa::gpu::fp8_stream_block<CQSA_LANES, true>(p); }
+CQSA_TUNED_KERNEL(256, cqsa::gpu::fp8_stream_blocks, cqsa_fp8_stream_many, cqsa::gpu::fp8_params) { cqsa::gpu::fp8_stream_block<CQSA_LANES, true>(p); }

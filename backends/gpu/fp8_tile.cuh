@@ -10,19 +10,30 @@ namespace cqsa::gpu {
 
 struct alignas(16) fp8_tile {
   word_pair codes[fp8_tile_size * fp8_tile_size / 8];  // of a column, then rows; in units of eight, swizzled
-  uint32_t parts[16][fp8_tile_size];                   // amaxes of columns, of eight rows each
+  uint32_t parts[8][fp8_tile_size];                    // amaxes of columns, of sixteen rows each; two of 16 bits a word
   float column_scale[fp8_tile_size], row_scale[fp8_tile_size];
-  uint32_t slow;
+  int32_t slow;                                        // the last turn in which a thread came upon something rare
 };
 static_assert(sizeof(fp8_tile) <= fp8_tile_bytes);
+CQSA_DEVICE fp8_tile& tile() { return *reinterpret_cast<fp8_tile*>(shared_memory() + fp8_control_bytes); }
 
 // How a side gets its scales.
 enum class tile_scales { none, known, row, column, block };
 
+// A tile by its row and column of tiles; what a thread has of it begins at row(), column() of x.
 struct tile_place {
-  int64_t row, column;  // of x, this thread's first
-  int64_t tile_row, tile_column;
-  int rows, columns;    // that are there, 0..8
+  int32_t tile_row, tile_column;
+  CQSA_DEVICE int64_t row() const { return int64_t(tile_row) * fp8_tile_size + thread_index() / 16 * 8; }
+  CQSA_DEVICE int64_t column() const { return int64_t(tile_column) * fp8_tile_size + thread_index() % 16 * 8; }
+  // Of eight, how many are there.
+  CQSA_DEVICE int rows(const fp8_head& head) const { return int(clamp_i64(head.rows - row(), 0, 8)); }
+  CQSA_DEVICE int columns(const fp8_job& job) const { return int(clamp_i64(job.columns - column(), 0, 8)); }
+};
+
+// Eight columns of eight rows, as they are stored: of f32 or of 16 bits.
+template <bool Halves> struct tile_square {
+  static constexpr int words = Halves ? 4 : 8;
+  uint32_t w[8 * words];
 };
 
 CQSA_DEVICE tile_scales scales_of(const fp8_params& p, const fp8_job& job, const fp8_side& side) {
@@ -31,50 +42,40 @@ CQSA_DEVICE tile_scales scales_of(const fp8_params& p, const fp8_job& job, const
   return side.block[0] == 1 ? tile_scales::row : side.block[1] == 1 ? tile_scales::column : tile_scales::block;
 }
 
-template <int Kind> CQSA_DEVICE void load_tile(const fp8_job& job, const tile_place& at, raw8<Kind> (&x)[8]) {
-  constexpr int bytes = Kind == kind_f32 ? 4 : 2;
-  const char* const from = job.x.data + bytes * (at.row * job.x.stride[1] + at.column);
-  const int64_t step = bytes * job.x.stride[1];
-  if (job.x.aligned && at.rows == 8 && at.columns == 8) {
+// The first n of eight neighbours, the others 0, wherever they stand: each moves in from the end. Rare, so not a line more than it needs.
+template <bool Halves> CQSA_DEVICE void gather_row(const char* from, int n, uint32_t* w) {
+  constexpr int words = tile_square<Halves>::words;
+#pragma unroll 1
+  for (int j = 0; j < 8; ++j) {
+    const uint32_t x = j >= n ? 0 : Halves ? load_u16(from + 2 * j) : load_u32(from + 4 * j);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = load_raw8<Kind>(from + i * step, true);
+    for (int k = 0; k < words - 1; ++k) w[k] = Halves ? w[k] >> 16 | w[k + 1] << 16 : w[k + 1];
+    w[words - 1] = Halves ? w[words - 1] >> 16 | x << 16 : x;
+  }
+}
+
+template <bool Halves> CQSA_DEVICE void load_tile(const fp8_job& job, const fp8_head& head, const tile_place& at, tile_square<Halves>& x) {
+  constexpr int bytes = Halves ? 2 : 4, words = tile_square<Halves>::words;
+  const char* const from = job.x.data + bytes * (at.row() * job.x.stride[1] + at.column());
+  const int64_t step = bytes * job.x.stride[1];
+  const int rows = at.rows(head), columns = at.columns(job);
+  if (job.x.aligned && rows == 8 && columns == 8) {
+#pragma unroll
+    for (int n = 0; n < 8 * words; n += 4) {
+      const loaded16 q = load_once(from + n / words * step + 4 * (n % words));
+#pragma unroll
+      for (int k = 0; k < 4; ++k) x.w[n + k] = q.x[k];
+    }
     return;
   }
 #pragma unroll
+  for (int n = 0; n < 8 * words; ++n) x.w[n] = 0;
+#pragma unroll 1
   for (int i = 0; i < 8; ++i) {
-    x[i] = zero_raw8<Kind>();
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      if (i >= at.rows || j >= at.columns) continue;
-      if constexpr (Kind == kind_f32) x[i].w[j] = load_u32(from + i * step + 4 * j);
-      else x[i].w[j / 2] |= load_u16(from + i * step + 2 * j) << 16 * (j & 1);
-    }
+    for (int n = 0; n < 7 * words; ++n) x.w[n] = x.w[n + words];
+    gather_row<Halves>(from + i * step, i < rows ? columns : 0, x.w + 7 * words);
   }
-}
-
-// NaN and infinities as 0: their codes are made the slow way.
-template <int Kind> CQSA_DEVICE void drop_strange(raw8<Kind>& x) {
-#pragma unroll
-  for (uint32_t& w : x.w) {
-    if (Kind == kind_f32) {
-      if ((w & 0x7fffffffu) >= inf_bits) w = 0;
-      continue;
-    }
-    constexpr uint32_t inf = Kind == kind_bf16 ? 0x7f80u : 0x7c00u;
-    if ((w & 0x7fffu) >= inf) w &= 0xffff0000u;
-    if ((w >> 16 & 0x7fffu) >= inf) w &= 0xffffu;
-  }
-}
-
-template <int Kind> CQSA_DEVICE codes8 encode8(const raw8<Kind>& x, float scale, bool wide) {
-  return wide ? encode8<Kind, true>(x, scale) : encode8<Kind, false>(x, scale);
-}
-template <int Kind> CQSA_DEVICE codes8 encode8(const raw8<Kind>& x, const float (&scale)[8], bool wide) {
-  float y[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) y[i] = product_f32(number8<Kind>(x, i), scale[i]);
-  if (wide) return {{encode_four<true>(y[0], y[1], y[2], y[3]), encode_four<true>(y[4], y[5], y[6], y[7])}};
-  return {{encode_four<false>(y[0], y[1], y[2], y[3]), encode_four<false>(y[4], y[5], y[6], y[7])}};
 }
 
 CQSA_DEVICE void turn_four(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d) {
@@ -84,214 +85,312 @@ CQSA_DEVICE void turn_four(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d) {
 
 // ---- scales of blocks ---------------------------------------------------------------------------------------------------------
 
+// Maxima of eight rows and of those of 16 neighbouring lanes, two rows of 16 bits a word: half of the words go to a neighbour each time, so
+// that in the end a lane has the maximum of one row, of number lane / 2 % 8.
+template <int Lanes, int N> CQSA_DEVICE uint32_t most_of_rows(uint32_t (&m)[N]) {
+  constexpr bool f32 = N == 8;
+#pragma unroll
+  for (int n = N / 2, mask = 8; n > 0; n /= 2, mask /= 2) {
+    const bool high = thread_index() & mask;
+#pragma unroll
+    for (int i = 0; i < n; ++i) m[i] = most_of_two(high ? m[i + n] : m[i], shuffle_xor<Lanes>(high ? m[i] : m[i + n], mask), f32);
+  }
+#pragma unroll
+  for (int mask = f32 ? 1 : 2; mask > 0; mask /= 2) m[0] = most_of_two(m[0], shuffle_xor<Lanes>(m[0], mask), f32);
+  return m[0];
+}
+
 // Each row of the tile is in 16 neighbouring threads.
-template <int Lanes, int Kind> CQSA_DEVICE void scale_rows(const fp8_job& job, const fp8_side& side, const tile_place& at, const raw8<Kind> (&x)[8], fp8_tile& t) {
-  const int first = thread_index() / 16 * 8;
+template <int Lanes, bool Halves> CQSA_DEVICE void scale_rows(const fp8_job& job, const fp8_head& head, const fp8_side& side, const tile_place& at, const tile_square<Halves>& x) {
+  constexpr int words = tile_square<Halves>::words;
+  const int row = thread_index() / 2 % 8;
+  uint32_t m[words];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const uint32_t most = most_of_lanes<Lanes>(most_bits<Kind>(most_of<Kind>(x[i])), 16);
-    const fp8::scale_pair pair = fp8::scale_of(plain_amax(most), rule_of(job, side));
-    if (thread_index() % 16 != 0) continue;
-    t.row_scale[first + i] = pair.scale;
-    if (i >= at.rows || at.columns < 1) continue;
-    store_scale(side.scale, at.row + i, at.tile_column, side.columns, pair.scale);
-    store_scale(side.scale_inv, at.row + i, at.tile_column, side.columns, pair.scale_inv);
+    const uint32_t most = most_of_words(x.w + i * words, words, !Halves), one = Halves ? max_u16x2(most, most >> 16) : most;
+    if (!Halves) m[i % words] = one;
+    else m[i / 2] = i & 1 ? pick_bytes(m[i / 2], one, 0x5410u) : one;
   }
+  uint32_t bits = most_of_rows<Lanes>(m);
+  if (Halves) bits = most_bits(bits >> 16 * (row & 1) & 0xffffu, job.x.kind);
+  const fp8::scale_pair pair = fp8::scale_of(plain_amax(bits), rule_of(job, side));
+  if (thread_index() & 1) return;
+  tile().row_scale[thread_index() / 16 * 8 + row] = pair.scale;
+  if (row >= at.rows(head)) return;
+  store_scales(side, at.row() + row, at.tile_column, pair.scale, pair.scale_inv);
 }
 
 // Barriers inside.
-template <int Kind> CQSA_DEVICE void scale_columns(const fp8_job& job, const fp8_side& side, const tile_place& at, const raw8<Kind> (&x)[8], fp8_tile& t) {
-  const int first = thread_index() % 16 * 8, mine = thread_index();
-  raw8<Kind> most = zero_raw8<Kind>();
+template <int Lanes, bool Halves> CQSA_DEVICE void scale_columns(const fp8_job& job, const fp8_side& side, const tile_place& at, const tile_square<Halves>& x) {
+  constexpr int words = tile_square<Halves>::words;
+  const int mine = thread_index();
+  uint32_t most[words];
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
+  for (int n = 0; n < words; ++n) {
+    most[n] = 0;
 #pragma unroll
-    for (int n = 0; n < int(sizeof most.w / 4); ++n)
-      most.w[n] = Kind == kind_f32 ? larger_u32(most.w[n], x[i].w[n] & 0x7fffffffu) : max_u16x2(most.w[n], x[i].w[n] & 0x7fff7fffu);
+    for (int i = 0; i < 8; ++i) most[n] = most_of_two(most[n], x.w[i * words + n] & (Halves ? 0x7fff7fffu : 0x7fffffffu), !Halves);
+    most[n] = most_of_two(most[n], shuffle_xor<Lanes>(most[n], 16), !Halves);
+  }
+  if (!(mine & 16))
 #pragma unroll
-  for (int j = 0; j < 8; ++j)
-    t.parts[thread_index() / 16][first + j] = Kind == kind_f16 ? f16_to_bits(most.w[j / 2] >> 16 * (j & 1) & 0xffffu) : bits_of(number8<Kind>(most, j));
+    for (int n = 0; n < words; n += 4) *reinterpret_cast<word4x*>(&tile().parts[mine / 32][mine % 16 * words + n]) = {{most[n], most[n + 1], most[n + 2], most[n + 3]}};
   barrier();
   if (mine < fp8_tile_size) {
     uint32_t all = 0;
-    for (int n = 0; n < 16; ++n) all = larger_u32(all, t.parts[n][mine]);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) all = most_of_two(all, tile().parts[n][Halves ? mine / 2 : mine], !Halves);
+    if (Halves) all = most_bits(all >> 16 * (mine & 1) & 0xffffu, job.x.kind);
     const fp8::scale_pair pair = fp8::scale_of(plain_amax(all), rule_of(job, side));
-    t.column_scale[mine] = pair.scale;
-    const int64_t column = at.tile_column * fp8_tile_size + mine;
-    if (column < job.columns) store_scale(side.scale, at.tile_row, column, side.columns, pair.scale), store_scale(side.scale_inv, at.tile_row, column, side.columns, pair.scale_inv);
+    tile().column_scale[mine] = pair.scale;
+    const int64_t column = int64_t(at.tile_column) * fp8_tile_size + mine;
+    if (column < job.columns) store_scales(side, at.tile_row, column, pair.scale, pair.scale_inv);
   }
   barrier();
 }
 
-template <int Lanes> CQSA_DEVICE float scale_whole(const fp8_job& job, const fp8_side& side, const tile_place& at, uint32_t most) {
-  const fp8::scale_pair pair = fp8::scale_of(plain_amax(most_of_block<Lanes>(most)), rule_of(job, side));
-  if (thread_index() == 0) store_scale(side.scale, at.tile_row, at.tile_column, side.columns, pair.scale), store_scale(side.scale_inv, at.tile_row, at.tile_column, side.columns, pair.scale_inv);
+CQSA_DEVICE float scale_whole(const fp8_job& job, const fp8_side& side, const tile_place& at, uint32_t most) {
+  const fp8::scale_pair pair = fp8::scale_of(plain_amax(most), rule_of(job, side));
+  if (thread_index() == 0) store_scales(side, at.tile_row, at.tile_column, pair.scale, pair.scale_inv);
   return pair.scale;
+}
+
+// What a launch does with its tiles, and one thread's part of the one at hand.
+struct tile_job {
+  tile_scales how[2];
+  float scale[2];
+  bool any_block;
+};
+CQSA_DEVICE const float* row_scales() { return tile().row_scale + thread_index() / 16 * 8; }
+CQSA_DEVICE const float* column_scales() { return tile().column_scale + thread_index() % 16 * 8; }
+
+template <int Lanes, bool Halves>
+CQSA_DEVICE void find_scales(const fp8_job& job, const fp8_head& head, tile_job& g, const tile_place& at, const tile_square<Halves>& x, uint32_t most) {
+  if (g.any_block) most = most_of_block<Lanes>(most);
+#pragma unroll 1
+  for (int s = 0; s < 2 && g.any_block; ++s) {
+    if ((s ? g.how[1] : g.how[0]) != tile_scales::block) continue;
+    const float scale = scale_whole(job, job.side[s], at, most);
+    if (s) g.scale[1] = scale;
+    else g.scale[0] = scale;
+  }
+  if (g.how[0] == tile_scales::row) scale_rows<Lanes, Halves>(job, head, job.side[0], at, x);
+  if (g.how[1] == tile_scales::column) scale_columns<Lanes, Halves>(job, job.side[1], at, x);
+  lanes_barrier<Lanes>();  // scales of rows: those who need them are in one team
 }
 
 // ---- the slow way -------------------------------------------------------------------------------------------------------------
 
 // This thread's elements again, one at a time, over the codes that the fast way has written.
-CQSA_DEVICE void slow_square(const fp8_job& job, const tile_place& at, const tile_scales (&how)[2], const float (&scale)[2], const fp8_tile& t) {
-#pragma unroll
+CQSA_DEVICE void slow_square(const fp8_job& job, const fp8_head& head, const tile_place& at, const tile_job& g) {
+  const int rows = at.rows(head), columns = at.columns(job);
+#pragma unroll 1
   for (int s = 0; s < 2; ++s) {
     const fp8_side& side = job.side[s];
+    const tile_scales how = s ? g.how[1] : g.how[0];
     fp8_counts counts{};
-    if (how[s] == tile_scales::none) continue;
+    if (how == tile_scales::none) continue;
     const fp8_encoder encoder{side.format, job.saturate, 0, 0, 0};
 #pragma unroll 1
-    for (int n = 0; n < at.rows * 8; ++n) {
+    for (int n = 0; n < rows * 8; ++n) {
       const int i = n / 8, j = n % 8;
-      if (j >= at.columns) continue;
-      const uint32_t x = load_number(job.x.data, job.x.kind, (at.row + i) * job.x.stride[1] + at.column + j);
-      const float by = how[s] == tile_scales::row ? t.row_scale[thread_index() / 16 * 8 + i] : how[s] == tile_scales::column ? t.column_scale[thread_index() % 16 * 8 + j] : scale[s];
-      side.codes.data[(at.row + i) * side.codes.stride[1] + (at.column + j) * side.codes.stride[2]] = char(encode_number(x, by, encoder, 0, &counts));
+      if (j >= columns) continue;
+      const uint32_t x = load_number(job.x.data, job.x.kind, (at.row() + i) * job.x.stride[1] + at.column() + j);
+      const float by = how == tile_scales::row ? row_scales()[i] : how == tile_scales::column ? column_scales()[j] : s ? g.scale[1] : g.scale[0];
+      side.codes.data[(at.row() + i) * side.codes.stride[1] + (at.column() + j) * side.codes.stride[2]] = char(encode_number(x, by, encoder, 0, &counts));
     }
     if (s == job.first_side) take_counts(counts);
   }
 }
 
 // Whether a magnitude of these rows and columns is too large for codes, or not finite.
-CQSA_DEVICE bool is_slow(const fp8_job& job, const tile_scales (&how)[2], const float (&scale)[2], uint32_t most, const fp8_tile& t) {
+CQSA_DEVICE bool is_slow(const fp8_job& job, const tile_job& g, uint32_t most) {
   const bool strict = job.counters || !job.saturate;
   if (most > (job.ignore_nan || strict ? inf_bits - 1 : inf_bits)) return true;
   if (!strict) return false;
-#pragma unroll
+#pragma unroll 1
   for (int s = 0; s < 2; ++s) {
-    float by = scale[s];
-    if (how[s] == tile_scales::none) continue;
-    for (int i = 0; i < 8 && (how[s] == tile_scales::row || how[s] == tile_scales::column); ++i)
-      by = max_f32(i ? by : 0.0f, how[s] == tile_scales::row ? t.row_scale[thread_index() / 16 * 8 + i] : t.column_scale[thread_index() % 16 * 8 + i]);
-    if (product_f32(float_of(most), by) > fp8::largest_of(job.side[s].format)) return true;
+    const tile_scales how = s ? g.how[1] : g.how[0];
+    float by = s ? g.scale[1] : g.scale[0];
+    if (how == tile_scales::none) continue;
+    const bool rows = how == tile_scales::row;
+#pragma unroll 1
+    for (int i = 0; i < 8 && (rows || how == tile_scales::column); ++i) by = max_f32(i ? by : 0.0f, rows ? row_scales()[i] : column_scales()[i]);
+    if (product_f32(float_of(most), by) > fp8::largest_of(job.side[s].format) * 1.0078125f) return true;
   }
   return false;
 }
 
 // ---- codes ------------------------------------------------------------------------------------------------------------------
 
+struct square_codes {
+  word_pair row[8];
+};
+// With a scale for each row, or for each column.
+template <int Kind, bool Wide, bool Rows> CQSA_DEVICE void encode_square_as(const uint32_t* w, const float (&scale)[8], const fp8_fast& f, square_codes& c) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if constexpr (Rows) c.row[i] = encode8<Kind, Wide>(w + i * (Kind == kind_f32 ? 8 : 4), scale[i], f);
+    else c.row[i] = encode8<Kind, Wide>(w + i * (Kind == kind_f32 ? 8 : 4), scale, f);
+  }
+}
+template <int Kind, bool Rows> CQSA_DEVICE void encode_square_kind(const uint32_t* w, const float (&scale)[8], const fp8_fast& f, square_codes& c) {
+  if (has_fp8 && f.wide) encode_square_as<Kind, true, Rows>(w, scale, f, c);
+  else encode_square_as<Kind, false, Rows>(w, scale, f, c);
+}
+template <bool Halves, bool Rows> CQSA_DEVICE void encode_square(const tile_square<Halves>& x, int kind, bool each, const float* scales, float scale, int32_t format, square_codes& c) {
+  float by[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) by[i] = each ? scales[i] : scale;
+  if constexpr (!Halves) encode_square_kind<kind_f32, Rows>(x.w, by, fast_of(format), c);
+  else if (kind == kind_bf16) encode_square_kind<kind_bf16, Rows>(x.w, by, fast_of(format), c);
+  else encode_square_kind<kind_f16, Rows>(x.w, by, fast_of(format), c);
+}
+
+// The first n of some bytes, which move on to the front of the words.
+template <int N> CQSA_DEVICE void store_bytes(char* to, uint32_t (&w)[N], int n) {
+#pragma unroll 1
+  for (int i = 0; i < n; ++i) {
+    to[i] = char(w[0]);
+#pragma unroll
+    for (int k = 0; k < N; ++k) w[k] = w[k] >> 8 | (k + 1 < N ? w[k + 1] << 24 : 0);
+  }
+}
+CQSA_DEVICE void store_rows(const fp8_job& job, const fp8_head& head, const tile_place& at, square_codes& c) {
+  const fp8_side& side = job.side[0];
+  const int rows = at.rows(head), columns = at.columns(job);
+  char* const to = side.codes.data + at.row() * side.codes.stride[1] + at.column();
+  if (side.codes.aligned && columns == 8 && rows == 8) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) *reinterpret_cast<word_pair*>(to + i * side.codes.stride[1]) = c.row[i];
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < 8; ++i) {
+    const word_pair first = c.row[0];
+    uint32_t w[2] = {first.x[0], first.x[1]};
+    store_bytes(to + i * side.codes.stride[1], w, i < rows ? columns : 0);
+#pragma unroll
+    for (int k = 0; k < 7; ++k) c.row[k] = c.row[k + 1];
+    c.row[7] = first;
+  }
+}
+
 // Through shared memory: a column's rows stand together there, eight of them a unit. Unit u of a column of group g is at u ^ g, so that
 // neither 16 columns apart by 8 nor the rows of one column meet in a bank.
-CQSA_DEVICE void put_turned(codes8 (&c)[8], fp8_tile& t) {
+CQSA_DEVICE void put_turned(square_codes& c, word_pair* to) {
   const int group = thread_index() % 16, unit = thread_index() / 16;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    turn_four(c[0].x[h], c[1].x[h], c[2].x[h], c[3].x[h]);
-    turn_four(c[4].x[h], c[5].x[h], c[6].x[h], c[7].x[h]);
+    turn_four(c.row[0].x[h], c.row[1].x[h], c.row[2].x[h], c.row[3].x[h]);
+    turn_four(c.row[4].x[h], c.row[5].x[h], c.row[6].x[h], c.row[7].x[h]);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) t.codes[(group * 8 + 4 * h + j) * 16 + (unit ^ (CQSA_MUTANT(35) ? group & 7 : group))] = {{c[j].x[h], c[4 + j].x[h]}};
+    for (int j = 0; j < 4; ++j) to[(group * 8 + 4 * h + j) * 16 + (unit ^ (CQSA_MUTANT(35) ? group & 7 : group))] = {{c.row[j].x[h], c.row[4 + j].x[h]}};
   }
 }
 
-CQSA_DEVICE void store_turned(const fp8_side& side, int64_t row0, int64_t column0, int64_t rows, int64_t columns, const fp8_tile& t) {
+// Sixteen rows of a column out of shared memory, number n of those of the tile.
+CQSA_DEVICE word4x take_turned(const word_pair* from, int n) {
+  const int column = n / 8, chunk = n % 8, group = column / 8;
+  const word4x both = *reinterpret_cast<const word4x*>(&from[column * 16 + ((2 * chunk ^ group) & ~1)]);
+  const bool swap = group & 1;
+  return {{swap ? both.x[2] : both.x[0], swap ? both.x[3] : both.x[1], swap ? both.x[0] : both.x[2], swap ? both.x[1] : both.x[3]}};
+}
+// All columns of a tile that begins at (row0, column0), `step` bytes apart at `data`.
+CQSA_DEVICE void store_turned(char* data, int64_t step, bool aligned, int64_t row0, int64_t column0, int64_t rows, int64_t columns, const word_pair* from) {
+  char* const to = data + column0 * step + row0;
+  if (aligned && row0 + fp8_tile_size <= rows && column0 + fp8_tile_size <= columns) {
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const int n = thread_index() + k * 256, column = n / 8, chunk = n % 8, group = column / 8;
-    const int64_t row = row0 + chunk * 16, count = rows - row;
-    if (column0 + column >= columns || count <= 0) continue;
-    const word4x both = *reinterpret_cast<const word4x*>(&t.codes[column * 16 + ((2 * chunk ^ group) & ~1)]);
-    const bool swap = group & 1;
-    const word4x out = {{swap ? both.x[2] : both.x[0], swap ? both.x[3] : both.x[1], swap ? both.x[0] : both.x[2], swap ? both.x[1] : both.x[3]}};
-    char* const to = side.codes.data + (column0 + column) * side.codes.stride[2] + row;
-    if (count >= 16 && side.codes.aligned) {
-      *reinterpret_cast<word4x*>(to) = out;
-      continue;
+    for (int k = 0; k < 4; ++k) {
+      const int n = thread_index() + k * 256;
+      *reinterpret_cast<word4x*>(to + n / 8 * step + n % 8 * 16) = take_turned(from, n);
     }
-#pragma unroll
-    for (int i = 0; i < 16; ++i)
-      if (i < count) to[i] = char(out.x[i / 4] >> 8 * (i & 3));
+    return;
+  }
+#pragma unroll 1
+  for (int n = thread_index(); n < fp8_tile_size * 8; n += block_threads()) {
+    word4x out = take_turned(from, n);
+    const int64_t count = clamp_i64(rows - row0 - n % 8 * 16, 0, 16);
+    if (column0 + n / 8 >= columns) return;
+    if (count == 16 && aligned) *reinterpret_cast<word4x*>(to + n / 8 * step + n % 8 * 16) = out;
+    else store_bytes(to + n / 8 * step + n % 8 * 16, out.x, int(count));
   }
 }
 
-CQSA_DEVICE tile_place place_of_tile(const fp8_job& job, int64_t rows, int64_t unit) {
-  constexpr int64_t band = 8;  // tiles that are under way together are about square: long pieces of rows both ways
-  const int64_t high = (rows + fp8_tile_size - 1) / fp8_tile_size, wide = (job.columns + fp8_tile_size - 1) / fp8_tile_size;
-  const int64_t first = unit / (band * wide) * band, tall = min_i64(band, high - first), rest = unit - first * wide;
-  tile_place at;
-  at.tile_column = rest / tall, at.tile_row = first + rest - at.tile_column * tall;
-  at.row = at.tile_row * fp8_tile_size + thread_index() / 16 * 8, at.column = at.tile_column * fp8_tile_size + thread_index() % 16 * 8;
-  at.rows = int(clamp_i64(rows - at.row, 0, 8)), at.columns = int(clamp_i64(job.columns - at.column, 0, 8));
-  return at;
+CQSA_DEVICE tile_place place_of_tile(uint32_t high, uint32_t wide, uint32_t unit) {
+  constexpr uint32_t band = 8;  // tiles that are under way together are about square: long pieces of rows both ways
+  const uint32_t first = unit / (band * wide) * band, tall = high - first < band ? high - first : band, rest = unit - first * wide;
+  const uint32_t column = rest / tall;
+  return {int32_t(first + rest - column * tall), int32_t(column)};
 }
 
-template <int Lanes, int Kind> CQSA_DEVICE uint32_t tile_codes(const fp8_job& job, const fp8_head& head, const tile_scales (&how)[2], const tile_place& at) {
-  fp8_tile& t = *reinterpret_cast<fp8_tile*>(shared_memory() + fp8_control_bytes);
-  const bool wide[2] = {job.side[0].format == CQSA_DTYPE_E5M2, job.side[1].format == CQSA_DTYPE_E5M2};
-  raw8<Kind> x[8];
-  load_tile<Kind>(job, at, x);
-  uint32_t most = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) most = most_of_two<Kind>(most, most_of<Kind>(x[i]));
-  const uint32_t raw = most_bits<Kind>(most);
-  most = raw;
-  if (job.ignore_nan && raw >= inf_bits) {
-    most = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) drop_strange<Kind>(x[i]), most = larger_u32(most, most_bits<Kind>(most_of<Kind>(x[i])));
-  }
-  float scale[2] = {head.scale[0], head.scale[1]};
-#pragma unroll
-  for (int s = 0; s < 2; ++s) {
-    if (how[s] == tile_scales::row) scale_rows<Lanes, Kind>(job, job.side[s], at, x, t);
-    else if (how[s] == tile_scales::column) scale_columns<Kind>(job, job.side[s], at, x, t);
-    else if (how[s] == tile_scales::block) scale[s] = scale_whole<Lanes>(job, job.side[s], at, most);
-  }
-  lanes_barrier<Lanes>();  // scales of rows: those who need them are in one team
-  const bool slow = is_slow(job, how, scale, raw, t);
-  if (slow) t.slow = 1;
-  codes8 codes[8];
-  if (how[0] != tile_scales::none) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      codes[i] = encode8<Kind>(x[i], how[0] == tile_scales::row ? t.row_scale[thread_index() / 16 * 8 + i] : scale[0], wide[0]);
-      if (i < at.rows && at.columns > 0)
-        store_codes(job.side[0].codes.data + (at.row + i) * job.side[0].codes.stride[1] + at.column, codes[i], at.columns, job.side[0].codes.aligned != 0);
-    }
-  }
-  if (how[1] != tile_scales::none) {
-    const bool same = how[0] == tile_scales::known && how[1] == tile_scales::known && wide[0] == wide[1] && scale[0] == scale[1];
-    if (how[1] == tile_scales::column) {
-      float by[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) by[j] = t.column_scale[thread_index() % 16 * 8 + j];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) codes[i] = encode8<Kind>(x[i], by, wide[1]);
-    } else if (!same) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) codes[i] = encode8<Kind>(x[i], scale[1], wide[1]);
-    }
-    put_turned(codes, t);
-  }
+// What is left of a tile when all of its codes are in shared memory.
+CQSA_DEVICE void end_tile(const fp8_job& job, const fp8_head& head, const tile_job& g, const tile_place& at, bool slow, int turn) {
+  const fp8_side& side = job.side[1];
   barrier();
-  if (how[1] != tile_scales::none)
-    store_turned(job.side[1], at.tile_row * fp8_tile_size, at.tile_column * fp8_tile_size, head.rows, job.columns, t);
-  const bool any = t.slow != 0;
+  if (g.how[1] != tile_scales::none)
+    store_turned(side.codes.data, side.codes.stride[2], side.codes.aligned != 0, int64_t(at.tile_row) * fp8_tile_size, int64_t(at.tile_column) * fp8_tile_size, head.rows, job.columns, tile().codes);
+  if (tile().slow != turn) return;
   barrier();
-  if (any) {
-    if (slow) slow_square(job, at, how, scale, t);
-    barrier();
-    if (thread_index() == 0) t.slow = 0;
-    barrier();
+  if (slow) slow_square(job, head, at, g);
+}
+
+// Codes of a tile, rows stored; those to be turned are left in c.
+template <bool Halves> CQSA_DEVICE void tile_codes(const fp8_job& job, const fp8_head& head, const tile_job& g, const tile_place& at, const tile_square<Halves>& x, square_codes& c) {
+  const fp8_side &row = job.side[0], &turned = job.side[1];
+  if (g.how[0] != tile_scales::none) {
+    encode_square<Halves, true>(x, job.x.kind, g.how[0] == tile_scales::row, row_scales(), g.scale[0], row.format, c);
+    store_rows(job, head, at, c);
   }
-  return most;
+  if (g.how[1] == tile_scales::none) return;
+  const bool same = g.how[0] == tile_scales::known && g.how[1] == tile_scales::known && row.format == turned.format && g.scale[0] == g.scale[1];
+  if (!same) encode_square<Halves, false>(x, job.x.kind, g.how[1] == tile_scales::column, column_scales(), g.scale[1], turned.format, c);
+}
+
+template <bool Halves> CQSA_DEVICE uint32_t square_most(const fp8_job& job, tile_square<Halves>& x, uint32_t* raw) {
+  constexpr int words = 8 * tile_square<Halves>::words;
+  uint32_t most = most_of_words(x.w, words, !Halves);
+  *raw = most_bits(most, job.x.kind);
+  if (job.ignore_nan && *raw >= inf_bits) drop_strange(x.w, words, job.x.kind), most = most_of_words(x.w, words, !Halves);
+  return most_bits(most, job.x.kind);
+}
+
+// The numbers of a tile are on their way while the codes of the tile before go from shared memory to where they belong.
+template <int Lanes, bool Halves> CQSA_DEVICE uint32_t tile_loop(const fp8_job& job, const fp8_head& head, tile_job& g) {
+  const uint32_t high = uint32_t((head.rows + fp8_tile_size - 1) / fp8_tile_size), wide = uint32_t((job.columns + fp8_tile_size - 1) / fp8_tile_size), tiles = high * wide;
+  uint32_t unit = uint32_t(block_index_x()), all = 0;
+  bool slow = false;
+  tile_place at{};
+#pragma unroll 1
+  for (int turn = 1;; ++turn, unit += uint32_t(grid_size_x())) {
+    tile_square<Halves> x;
+    const tile_place before = at;
+    if (unit < tiles) at = place_of_tile(high, wide, job.backward ? tiles - 1 - unit : unit), load_tile<Halves>(job, head, at, x);
+    if (turn > 1) end_tile(job, head, g, before, slow, turn - 1);
+    if (unit >= tiles) return all;
+    uint32_t raw;
+    const uint32_t most = square_most<Halves>(job, x, &raw);
+    all = larger_u32(all, most);
+    find_scales<Lanes, Halves>(job, head, g, at, x, most);
+    slow = is_slow(job, g, raw);
+    square_codes c;
+    tile_codes<Halves>(job, head, g, at, x, c);
+    barrier();  // all have stored the tile before
+    if (g.how[1] != tile_scales::none) put_turned(c, tile().codes);
+    if (slow) tile().slow = turn;
+  }
 }
 
 template <int Lanes, bool Halves> CQSA_DEVICE void fp8_tile_block(const fp8_params& p) {
-  const fp8_job& job = job_of<false>(p);
+  const fp8_job& job = p.jobs[0];
   const fp8_head head = head_of(p, job);
+  if (thread_index() == 0) tile().slow = 0;
+  barrier();
   uint32_t most = 0;
   if (head.go) {
-    fp8_tile& t = *reinterpret_cast<fp8_tile*>(shared_memory() + fp8_control_bytes);
-    if (thread_index() == 0) t.slow = 0;
-    barrier();
-    const tile_scales how[2] = {scales_of(p, job, job.side[0]), scales_of(p, job, job.side[1])};
-    const int64_t tiles = ((head.rows + fp8_tile_size - 1) / fp8_tile_size) * ((job.columns + fp8_tile_size - 1) / fp8_tile_size);
-#pragma unroll 1
-    for (int64_t unit = block_index_x(); unit < tiles; unit += grid_size_x()) {
-      const tile_place at = place_of_tile(job, head.rows, job.backward ? tiles - 1 - unit : unit);
-      if constexpr (!Halves) most = larger_u32(most, tile_codes<Lanes, kind_f32>(job, head, how, at));
-      else if (job.x.kind == kind_bf16) most = larger_u32(most, tile_codes<Lanes, kind_bf16>(job, head, how, at));
-      else most = larger_u32(most, tile_codes<Lanes, kind_f16>(job, head, how, at));
-    }
+    tile_job g{{scales_of(p, job, job.side[0]), scales_of(p, job, job.side[1])}, {head.scale[0], head.scale[1]}, false};
+    g.any_block = g.how[0] == tile_scales::block || g.how[1] == tile_scales::block;
+    most = tile_loop<Lanes, Halves>(job, head, g);
     publish(p, job, head);
   }
   end_block<Lanes, false>(p, job, head.go, most);

@@ -26,7 +26,6 @@
   X(cqsa_fp8_tile_f32, 256, 0)      \
   X(cqsa_fp8_group, 256, 0)         \
   X(cqsa_fp8_row, 256, 0)           \
-  X(cqsa_fp8_row_whole, 256, 0)     \
   X(cqsa_fp8_general, 256, 0)       \
   X(cqsa_fp8_rings, 256, 0)         \
   X(cqsa_fp8_scale, 256, 0)         \

@@ -14,7 +14,6 @@ set(CQSA_GPU_KERNELS
   fp8_init.cu
   fp8_rings.cu
   fp8_row.cu
-  fp8_row_whole.cu
   fp8_scale.cu
   fp8_stream.cu
   fp8_stream_many.cu

@@ -40,8 +40,9 @@ def bits(array):
     if array is None:
         return None
     if isinstance(array, torch.Tensor):
-        array = array.detach().cpu().contiguous()
-        return array.contiguous().reshape(-1).view(torch.uint8).numpy() if array.numel() else np.empty(0, np.uint8)
+        flat = torch.empty(array.numel(), dtype=array.dtype)  # one of one element may have any stride
+        flat.copy_(array.detach().reshape(-1))
+        return flat.view(torch.uint8).numpy()
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
@@ -80,6 +81,16 @@ def test_conversions():
             both(wide, format=format, saturate=saturate, scale=scale)
             for dtype in (torch.float16, torch.bfloat16):
                 both(narrow.view(dtype).reshape(256, 256), format=format, saturate=saturate, scale=scale)
+
+
+def test_conversions_of_2_to_the_28_numbers():
+    patterns = torch.randint(-(1 << 31), 1 << 31, (1 << 14, 1 << 14), dtype=torch.int32, generator=torch.Generator().manual_seed(28)).view(torch.float32)
+    on_device = patterns.to(CUDA)
+    for format, saturate in itertools.product(FORMATS, (True, False)):
+        one = cqsa.fp8_quantize(on_device, format=format, saturate=saturate, scale=1.0).data
+        other = cqsa.fp8_quantize(patterns, format=format, saturate=saturate, scale=1.0, backend="cpu").data
+        wrong = (one.view(torch.uint8) != other.view(torch.uint8).to(CUDA)).sum().item()
+        assert wrong == 0, f"{format}, saturate={saturate}: {wrong} codes differ"
 
 
 def test_granularities_and_layouts():

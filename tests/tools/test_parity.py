@@ -302,7 +302,7 @@ def test_selected_cells_depend_on_the_seed(run):
     (("--op", "attention-selected", "100", "1000000"), "the number of queries is 1000000, wanted 1 to 65536"),
     (("--op", "attention", "8192"), "a context is nothing that --op attention has"),
     (("--op", "attention", "--kv", "f16"), "--kv is nothing that --op attention has"),
-    (("--op", "merge"), 'attention or attention-selected is wanted'),
+    (("--op", "merge"), 'attention, attention-selected, fp8-quantize or fp8-gemm is wanted'),
 ])
 def test_options_of_another_operation_are_refused(run, words, text):
     assert text in run("parity", *words, status=1).stderr

@@ -14,7 +14,6 @@ template <class S, gemm_form Form, int KindA, int KindB> CQSA_DEVICE void comput
   const bool direct = ends_directly(p.g.end);
   step s{0, 0};
   uint32_t largest = 0;
-  if (Form != gemm_form::fast) begin_turns(group);
 #pragma unroll 1
   for (int32_t tile = first_tile<S>(); tile < tiles; tile += p.clusters) {
     const tile_place at = tile_at<S>(p, tile);
@@ -57,14 +56,6 @@ template <class S, gemm_form Form, int KindA, int KindB> CQSA_DEVICE void gemm_b
 
 #define CQSA_SM90_FP8_BOUNDS_1 __launch_bounds__(384, 1)
 #define CQSA_SM90_FP8_BOUNDS_2 __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
-#ifndef CQSA_FP8_WIDE
-#define CQSA_FP8_WIDE 1  // 0, to compare: sums without promotion in the tiles of the others
-#endif
-#if CQSA_FP8_WIDE
-#define CQSA_SM90_FP8_FAST gemm_wide
-#else
-#define CQSA_SM90_FP8_FAST gemm_large
-#endif
 // CQSA_SM90_FP8(format of a, format of b, large | medium | small, its cluster, fast | plain | blocks | columns, shape): one kernel.
 #define CQSA_SM90_FP8(a, b, size, cluster, form, shape)                                                                                   \
   extern "C" __global__ void CQSA_SM90_FP8_BOUNDS_##cluster cqsa_sm90_fp8_##a##_##b##_##size##_##form(                                      \
@@ -73,7 +64,7 @@ template <class S, gemm_form Form, int KindA, int KindB> CQSA_DEVICE void gemm_b
     sm90::gemm_block<sm90::shape, sm90::gemm_form::form, gemm_##a, gemm_##b>(p);                                                    \
   }
 #define CQSA_SM90_FP8_LARGE(a, b)                        \
-  CQSA_SM90_FP8(a, b, large, 2, fast, CQSA_SM90_FP8_FAST)  \
+  CQSA_SM90_FP8(a, b, large, 2, fast, gemm_wide)           \
   CQSA_SM90_FP8(a, b, large, 2, plain, gemm_large)         \
   CQSA_SM90_FP8(a, b, large, 2, blocks, gemm_large)        \
   CQSA_SM90_FP8(a, b, large, 2, columns, gemm_large)

@@ -9,11 +9,7 @@
 
 namespace cqsa::gpu::sm90 {
 
-#ifndef CQSA_FP8_DIRECT
-#define CQSA_FP8_DIRECT 1  // 0, to compare: the general end for all
-#endif
-
-CQSA_DEVICE bool ends_directly(const gemm_end& e) { return CQSA_FP8_DIRECT && !e.c.data && !e.d_amax && e.d.wide && e.d.kind <= gemm_bf16; }
+CQSA_DEVICE bool ends_directly(const gemm_end& e) { return !e.c.data && !e.d_amax && e.d.wide && e.d.kind <= gemm_bf16; }
 
 template <gemm_form Form> constexpr bool scaled_at_end = Form == gemm_form::fast || Form == gemm_form::plain;
 

@@ -15,11 +15,11 @@ constexpr int64_t most_size = int64_t(1) << 30;  // kernels and the copy engine 
 
 // ------------------------------------------------------------------------------------------------------- instantiations
 
-// Formats of a and b: e4m3fn 0, e5m2 1.
-using kernel_table = kernel_id[2][2];
+// By the one of a and b that is e5m2: none, b, a.
+using kernel_table = kernel_id[3];
 #define CQSA_SM90_FP8_TABLE(size, form)                                                                              \
-  {{kernel_id::cqsa_sm90_fp8_e4m3fn_e4m3fn_##size##_##form, kernel_id::cqsa_sm90_fp8_e4m3fn_e5m2_##size##_##form},   \
-   {kernel_id::cqsa_sm90_fp8_e5m2_e4m3fn_##size##_##form, kernel_id::cqsa_sm90_fp8_e5m2_e5m2_##size##_##form}}
+  {kernel_id::cqsa_sm90_fp8_e4m3fn_e4m3fn_##size##_##form, kernel_id::cqsa_sm90_fp8_e4m3fn_e5m2_##size##_##form,      \
+   kernel_id::cqsa_sm90_fp8_e5m2_e4m3fn_##size##_##form}
 constexpr kernel_table large_fast = CQSA_SM90_FP8_TABLE(large, fast), large_plain = CQSA_SM90_FP8_TABLE(large, plain),
                        large_blocks = CQSA_SM90_FP8_TABLE(large, blocks), large_columns = CQSA_SM90_FP8_TABLE(large, columns),
                        medium_plain = CQSA_SM90_FP8_TABLE(medium, plain), medium_columns = CQSA_SM90_FP8_TABLE(medium, columns),
@@ -37,11 +37,8 @@ constexpr tile large_tile(int32_t group) {
   if (sm90::gemm_wide::shared_bytes > t.shared_bytes) t.shared_bytes = sm90::gemm_wide::shared_bytes;
   return t;
 }
-#ifndef CQSA_FP8_GROUP
-#define CQSA_FP8_GROUP 8  // rows of large tiles that are walked through together
-#endif
 // What small ones lose: their operands are read more often, and their ends are longer.
-constexpr tile tiles[] = {large_tile(CQSA_FP8_GROUP), tile_of<sm90::gemm_medium>(16, 0.65), tile_of<sm90::gemm_small>(16, 0.42)};
+constexpr tile tiles[] = {large_tile(8), tile_of<sm90::gemm_medium>(16, 0.65), tile_of<sm90::gemm_small>(16, 0.42)};
 enum { size_large = 0, size_medium = 1, size_small = 2, num_sizes = 3 };
 
 int64_t count_of(const cqsa_fp8_gemm_leaf& a, const tile& t) {
@@ -73,7 +70,7 @@ kernel_id kernel_of(const cqsa_fp8_gemm_leaf& a, int size, gemm_form form) {
   const kernel_table& table = size == size_large    ? large
                               : size == size_medium ? plain ? medium_plain : medium_columns
                                                     : plain ? small_plain : small_columns;
-  return table[a.a.dtype == CQSA_DTYPE_E5M2][a.b.dtype == CQSA_DTYPE_E5M2];
+  return table[a.a.dtype == CQSA_DTYPE_E5M2 ? 2 : a.b.dtype == CQSA_DTYPE_E5M2];
 }
 
 // ------------------------------------------------------------------------------------------------------------- accepting
@@ -93,6 +90,7 @@ const char* why_not_operand(const cqsa_matrix& x, int64_t rows, int64_t k, int64
 const char* why_not(const cqsa_fp8_gemm_leaf& a) {
   if (a.chip.tier != 90) return "the device has no sm_90a code";
   if (!is_code(a.a.dtype) || !is_code(a.b.dtype)) return "a and b must be e4m3fn or e5m2";
+  if (a.a.dtype == CQSA_DTYPE_E5M2 && a.b.dtype == CQSA_DTYPE_E5M2) return "a and b are both e5m2, which no network multiplies";
   if (!is_gemm_output(a)) return "d must be f32, f16, bf16 or codes of FP8, c and bias f32, f16 or bf16";
   if (a.batch < 1 || a.m < 1 || a.n < 1 || a.k < 1) return "there is nothing to multiply";
   if (a.m > most_size || a.n > most_size || a.k > most_size || count_of(a, tiles[size_small]) > most_size / 16) return "m, n and k are at most 2^30";
@@ -141,6 +139,6 @@ cqsa_status launch_leaf(void* device, const cqsa_fp8_gemm_leaf* leaf, void* memo
 }  // namespace
 
 extern const cqsa_fp8_gemm_impl sm90_fp8_gemm = {
-    "cuda_sm90", "Hopper; e4m3fn and e5m2, k contiguous, rows a multiple of 16 bytes apart", CQSA_FP8_PROVIDER_OWN, 0, probe, workspace, launch_leaf};
+    "cuda_sm90", "Hopper; e4m3fn and e5m2 but not e5m2 twice, k contiguous, rows a multiple of 16 bytes apart", CQSA_FP8_PROVIDER_OWN, 0, probe, workspace, launch_leaf};
 
 }  // namespace cqsa::gpu

@@ -6,10 +6,6 @@
 
 namespace cqsa::gpu::sm90 {
 
-#ifndef CQSA_FP8_AHEAD
-#define CQSA_FP8_AHEAD 2  // steps whose scales of columns are under way
-#endif
-
 // Rows of an operand from `row` on; of shared ones this block's part, for all blocks of the cluster.
 template <bool Shared, int Cluster, int Box>
 CQSA_DEVICE void send_operand(unsigned char* to, const tensor_map& map, block_barrier& full, int32_t k, int32_t row, int32_t item) {
@@ -73,7 +69,7 @@ template <class S> CQSA_DEVICE void tell_scales(const gemm_memory<S>& mem, uint3
 // Scales of b, one for each column of a tile, for one stage after the other; those of some steps are under way, as memory takes about as long as a
 // step.
 template <class S> CQSA_DEVICE void bring_scales(const gemm_launch& p, const gemm_memory<S>& mem) {
-  constexpr int ahead = CQSA_FP8_AHEAD, each = S::columns / 32;
+  constexpr int ahead = 2, each = S::columns / 32;
   const int32_t tiles = tiles_of(p), steps = steps_of(p);
   step s{0, 0};
   for (int32_t tile = first_tile<S>(); tile < tiles; tile += p.clusters) {

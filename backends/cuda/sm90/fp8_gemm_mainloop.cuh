@@ -7,10 +7,6 @@
 
 namespace cqsa::gpu::sm90 {
 
-#ifndef CQSA_FP8_TURNS
-#define CQSA_FP8_TURNS 1
-#endif
-
 template <class S> using wave_sums = float[S::columns / 2];
 template <class S> struct tile_sums {
   float x[S::waves][S::columns / 2];
@@ -50,33 +46,6 @@ CQSA_DEVICE void run_fast(const gemm_launch& p, const gemm_memory<S>& mem, int g
 }
 
 // ------------------------------------------------------------------------------------------------------------- with promotion
-
-// The two warpgroups take turns at the matrix unit: one begins when half of the other's products are done, so that one promotes while the other
-// multiplies.
-CQSA_DEVICE void begin_turns(int group) {
-  if (CQSA_FP8_TURNS && group == 1) pass(1, 256);
-}
-CQSA_DEVICE void take_turn(int group) {
-  if (CQSA_FP8_TURNS) meet(1 + group, 256);
-}
-CQSA_DEVICE void pass_turn(int group) {
-  if (CQSA_FP8_TURNS) pass(2 - group, 256);
-}
-
-template <class S, int KindA, int KindB> CQSA_DEVICE void multiply_in_turn(float (&c)[S::columns / 2], const matrix_place& a, const matrix_place& b, int group) {
-  take_turn(group);
-  wgmma_fence();
-  wgmma_fp8<S::columns, KindA, KindB>::shared(c, a.at(0), b.at(0), 0);
-  wgmma_fp8<S::columns, KindA, KindB>::shared(c, a.at(32), b.at(32), 1);
-  wgmma_commit();
-  wgmma_fp8<S::columns, KindA, KindB>::shared(c, a.at(64), b.at(64), 1);
-  wgmma_fp8<S::columns, KindA, KindB>::shared(c, a.at(96), b.at(96), 1);
-  wgmma_commit();
-  wgmma_wait<1>();
-  pass_turn(group);
-  wgmma_wait<0>();
-  after_wait(c);
-}
 
 // Scales of this thread's rows, two for each wave, and of the 128 columns, for one step.
 template <class S> struct step_scales {
@@ -139,10 +108,14 @@ CQSA_DEVICE void run_promoted(const gemm_launch& p, const gemm_memory<S>& mem, c
 #pragma unroll
     for (int w = 0; w < S::waves; ++w) {
       float c[S::columns / 2];
-      multiply_in_turn<S, KindA, KindB>(c, place_of_a<S>(mem, s.slot, group, w), place_of_b<S>(mem, s.slot), group);
+      wgmma_fence();
+      multiply<S, KindA, KindB>(c, place_of_a<S>(mem, s.slot, group, w), place_of_b<S>(mem, s.slot), 0);
+      wgmma_commit();
+      wgmma_wait<0>();
+      after_wait(c);
       if (Form != gemm_form::columns && w == S::waves - 1) release<S>(mem, s.slot);
       add_up<S, Form>(c, now, mem.scales(s.slot), w, total.x[w]);
-      // Asks what it knows, for the branch in it: ptxas would wait for the next turn first and add then.
+      // Asks what it knows, for the branch in it: ptxas would wait for the next products first and add then.
       if (w + 1 < S::waves) wait_phase(mem.full(s.slot), s.parity);
     }
     if (Form == gemm_form::columns) {

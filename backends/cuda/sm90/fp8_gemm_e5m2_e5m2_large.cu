@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "fp8_gemm.cuh"
-
-CQSA_SM90_FP8_LARGE(e5m2, e5m2)

@@ -1,5 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "fp8_group.cuh"
-
-// A row for each block.
-CQSA_KERNEL(256, cqsa_fp8_row_whole, cqsa::gpu::fp8_params) { cqsa::gpu::fp8_row_block<CQSA_LANES, true>(p); }
