@@ -4,22 +4,9 @@
 // whose tables tests/python/test_quant.py compares with these. The e2m1 values are those of the OCP Microscaling Formats specification.
 #pragma once
 
-#include <stdint.h>
-
-// A table that the code which includes this can index: one in device memory for kernels.
-#if defined(__CUDACC__) || defined(__HIP__)
-#define CQSA_CODEBOOK(type, name, count) static __device__ const type name[count]
-#else
-#define CQSA_CODEBOOK(type, name, count) static constexpr type name[count]
-#endif
+#include "backends/quant_tables.h"
 
 namespace cqsa::quant {
-
-// IQ4_NL and IQ4_XS.
-CQSA_CODEBOOK(int8_t, iq4_values, 16) = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
-// MXFP4 and NVFP4: e2m1, doubled so that they are integers.
-CQSA_CODEBOOK(int8_t, e2m1_values, 16) = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 // Entries of the grids: value j is byte j. Every byte of an IQ2 or IQ3 grid is from 1 to 127, so that a sign can be put on all eight at once.
 // Eight magnitudes of 8, 25, 43.

@@ -164,6 +164,26 @@ CQSA_DEVICE uint32_t pack_e4m3(float, float) { return 0; }
 CQSA_DEVICE uint32_t pack_e5m2(float, float) { return 0; }
 #endif
 
+// Two numbers, neither of them NaN, to f16 and bf16, to nearest even; the first one low.
+#if !defined(__HIP__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+CQSA_DEVICE uint32_t pack_f16(float low, float high) {
+  uint32_t out;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+CQSA_DEVICE uint32_t pack_bf16(float low, float high) {
+  uint32_t out;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+#else
+CQSA_DEVICE uint32_t pack_f16(float low, float high) { return f32_to_f16(low) | uint32_t(f32_to_f16(high)) << 16; }
+CQSA_DEVICE uint32_t pack_bf16(float low, float high) {
+  const uint32_t a = __float_as_uint(low), b = __float_as_uint(high);
+  return (a + 0x7fffu + (a >> 16 & 1u)) >> 16 | ((b + 0x7fffu + (b >> 16 & 1u)) & 0xffff0000u);
+}
+#endif
+
 CQSA_DEVICE float fma_f32(float a, float b, float c) { return fmaf(a, b, c); }
 CQSA_DEVICE float exp_f32(float x) { return expf(x); }
 // 2^x and 1 / x to 2 units in the last place; results below the smallest normal number are 0.

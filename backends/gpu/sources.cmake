@@ -35,6 +35,10 @@ set(CQSA_GPU_KERNELS
   moe_route.cu
   moe_take.cu
   moe_tile.cu
+  quant_iq.cu
+  quant_k.cu
+  quant_plain.cu
+  quant_simple.cu
   selected_d64.cu
   selected_d128.cu
   selected_d256.cu
@@ -52,6 +56,7 @@ set(CQSA_GPU_HOST
   moe_fill.cpp
   moe_leaf.cpp
   moe_parts_leaf.cpp
+  quant_leaf.cpp
   selected_leaf.cpp)
 list(TRANSFORM CQSA_GPU_KERNELS PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 list(TRANSFORM CQSA_GPU_HOST PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

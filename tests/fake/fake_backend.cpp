@@ -421,6 +421,34 @@ cqsa_status hadamard(void*, const cqsa_hadamard_leaf* leaf, const cqsa_exec*, vo
   return queue_leaf(*leaf, {leaf->x, leaf->out}, translate, cqsa_cpu_backend()->hadamard, s);
 }
 
+// ---- quantized matrices -----------------------------------------------------------------------------------------------------
+
+// Row by row, since nobody has looked at the numbers of the rows: those that are not there become zeros.
+cqsa_status dequantize_each(void*, const cqsa_dequantize_leaf* leaf, const cqsa_exec*, void*) {
+  std::vector<uint32_t> nothing(static_cast<size_t>(leaf->row_elements));
+  for (int64_t n = 0; n < leaf->count; ++n) {
+    cqsa_dequantize_leaf one = *leaf;
+    one.count = 1, one.first_row += n, one.row_ids = nullptr;
+    one.out = static_cast<char*>(leaf->out) + n * leaf->out_stride[0] * (leaf->out_dtype == CQSA_DTYPE_F32 ? 4 : 2);
+    if (leaf->row_ids) {
+      const void* const id = static_cast<const char*>(leaf->row_ids) + n * leaf->row_ids_stride * (leaf->row_ids_dtype == CQSA_DTYPE_I64 ? 8 : 4);
+      one.first_row = leaf->row_ids_dtype == CQSA_DTYPE_I64 ? *static_cast<const int64_t*>(id) : *static_cast<const int32_t*>(id);
+    }
+    if (one.first_row < 0 || one.first_row >= leaf->rows)
+      one.first_row = 0, one.rows = 1, one.data = nothing.data(), one.format = CQSA_QUANT_F32, one.row_bytes = 4 * leaf->row_elements;
+    if (const cqsa_status status = cqsa_cpu_backend()->dequantize_rows(nullptr, &one, nullptr, nullptr); status != CQSA_OK) return status;
+  }
+  return CQSA_OK;
+}
+
+cqsa_status dequantize_rows(void*, const cqsa_dequantize_leaf* leaf, const cqsa_exec*, void* s) {
+  const auto translate = [](cqsa_dequantize_leaf& real) {
+    real.data = to_real(real.data), real.out = to_real(real.out);
+    if (real.row_ids) real.row_ids = to_real(real.row_ids);
+  };
+  return queue_leaf(*leaf, {leaf->data, leaf->row_ids, leaf->out}, translate, dequantize_each, s);
+}
+
 // ---- FP8 --------------------------------------------------------------------------------------------------------------------
 
 // prepare(work) says what is wrong, or "" with the work in hand.
@@ -548,7 +576,7 @@ constexpr cqsa_backend_v1 backend = {sizeof(cqsa_backend_v1),
                                      fp8_plain<cqsa_fp8_ring_leaf>,
                                      fp8_gemm_impls,
                                      2,
-                                     nullptr,
+                                     dequantize_rows,
                                      nullptr};
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "backends/gpu/gather.h"
 #include "backends/gpu/kv.h"
 #include "backends/gpu/port.h"
+#include "backends/gpu/quant.h"
 #include "dtype.h"
 
 #include <algorithm>
@@ -160,6 +161,11 @@ void list_fp8() {
 
 void list_others() {
   device_facts facts{32, 8, 64 << 10, 70, 0};
+  for (cqsa_quant_format format = CQSA_QUANT_F32; format <= CQSA_QUANT_NVFP4; ++format) {
+    cqsa_dequantize_leaf rows{};
+    rows.format = format, rows.count = 1, rows.row_elements = 256, rows.out = somewhere, rows.out_dtype = CQSA_DTYPE_F32;
+    portable_dequantize_rows(&facts, &rows, nullptr, nullptr);
+  }
   cqsa_merge_leaf merge{{1, 1, 1, 1}, 64, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, {}, {}, {}, {}, {}, {}};
   portable_merge(&facts, &merge, nullptr, nullptr);
   gather_leaf gather{};

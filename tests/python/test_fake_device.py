@@ -159,3 +159,25 @@ def test_fp8(fake, random):
     np.testing.assert_allclose(product.read(), codes @ codes.T, rtol=1e-4, atol=1e-2 * np.abs(codes).max())
     with pytest.raises(ValueError, match="is on"):
         cqsa.fp8_quantize(source.tensor(), out=np.zeros((70, 130), np.uint8), backend="fake")
+
+
+def test_quant(fake, random):
+    """Rows of quantized matrices in memory that this process cannot read; zeros for rows that are not there."""
+    for name, format in cqsa.quant_formats().items():
+        cols = 512
+        data = random.integers(0, 256, (5, cols // format.block_elements * format.block_bytes), np.uint8)
+        wanted = cqsa.QuantTensor(data, name)
+        w = cqsa.QuantTensor(Memory(fake, data, "ext").tensor(), name)
+        out = Memory(fake, np.zeros((4, cols), np.float32), "ext")
+        ids = Memory(fake, np.array([4, 0, 9, 2]), "ext")
+        cqsa.dequantize_rows(w, ids.tensor(), out=out.tensor(), backend="fake")
+        fake.fake_stream_sync(None)
+        got = out.read()
+        assert not got[2].any()
+        np.testing.assert_array_equal(got[[0, 1, 3]], cqsa.dequantize_rows(wanted, [4, 0, 2]), name)
+        cqsa.dequantize_rows(w, slice(1, 5), out=out.tensor(), backend="fake")
+        fake.fake_stream_sync(None)
+        np.testing.assert_array_equal(out.read(), cqsa.dequantize_rows(wanted, slice(1, 5)), name)
+    refused("DEVICE", lambda: cqsa.dequantize_rows(w, [0], out=out.tensor(), backend="fake"), "rows")
+    refused("DEVICE", lambda: cqsa.dequantize_rows(wanted, out=out.tensor(), backend="fake"), "w is on")
+    refused("DEVICE", lambda: w.data, "ext:0")

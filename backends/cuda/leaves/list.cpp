@@ -6,6 +6,7 @@
 #include "backends/gpu/kv.h"
 #include "backends/gpu/moe.h"
 #include "backends/gpu/port.h"
+#include "backends/gpu/quant.h"
 #include "backends/cuda/tuned.h"
 
 namespace cqsa::cuda {
@@ -40,6 +41,7 @@ void add_leaves(cqsa_backend_v1& backend) {
   backend.moe_group = gpu::portable_moe_group;
   backend.moe_quantize = gpu::portable_moe_quantize;
   backend.moe_combine = gpu::portable_moe_combine;
+  backend.dequantize_rows = gpu::portable_dequantize_rows;
 }
 
 }  // namespace cqsa::cuda

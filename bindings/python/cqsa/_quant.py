@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optiona
 
 import numpy as np
 
-from . import _arrays, _ffi, _torch
+from . import _arrays, _cupy, _ffi, _torch
 from ._errors import ERROR_DEVICE, ERROR_DTYPE, ERROR_INVALID_ARGUMENT, ERROR_SHAPE, CqsaValueError, error_for
 from ._jax import DeviceMemory
 from ._queue import choose_in_place
@@ -54,7 +54,7 @@ def _format_of(name: Any) -> QuantFormat:
 
 
 class QuantTensor:
-    """A matrix of quantized blocks, or one for each of several experts, in memory that somebody owns: nothing is copied.
+    """A matrix of quantized blocks, or one for each of several experts, in memory that somebody owns: nothing is copied. On a device too.
 
     data: uint8 (or bytes). Two axes: rows of blocks, any stride between them; one axis: the rows one after the other; three axes:
         `[experts, rows, bytes of a row]`.
@@ -160,7 +160,7 @@ def dequantize_rows(w: QuantTensor, rows: Union[None, slice, Operand] = None, *,
     """
     if w.experts is not None:
         raise error_for(ERROR_SHAPE, f"w has {w.experts} experts: dequantize_rows(w[expert], ..)")
-    target = choose_in_place(backend, stream, ("w", w._view), ("out", out))
+    target = choose_in_place(backend, stream, ("w", _lender(w._view)), ("out", out))
     view = view_of(w._view, "w", target.queue)
     first, count, ids = _wanted_rows(rows, w.rows, target.queue)
     records = Records()
@@ -252,6 +252,11 @@ def _rows_of(view: View, own: int, rows: Any, format: str) -> View:
     if view.strides is None or 0 in view.shape:
         return _sub_view(view, view.address, view.shape, compact(view.shape))
     return view if view.strides[-1] == 1 and view.strides[-2] >= own else _not_compact(view)
+
+
+def _lender(view: View) -> Any:
+    """Whose current stream is meant."""
+    return view.owner if _torch.is_tensor(view.owner) or _cupy.is_array(view.owner) else view
 
 
 def _not_compact(view: View) -> View:
