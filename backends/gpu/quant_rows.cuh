@@ -51,40 +51,58 @@ template <int Lanes> CQSA_DEVICE void put_codes(const quant_team<Lanes>& t, cons
 
 CQSA_DEVICE bool is_finite(float x) { return (bits_of(x) & infinite_bits) != infinite_bits; }
 
-CQSA_DEVICE uint32_t pack_two(int kind, float low, float high) { return kind == kind_f16 ? pack_f16(low, high) : pack_bf16(low, high); }
+template <int Lanes> CQSA_DEVICE float4x values_at(const quant_team<Lanes>& t, int from, int word) {
+  const uint32_t codes = t.codes[from * 8 + (word ^ (from & 4))];
+  const float scale = t.numbers[from * 4 + word / 4], least = t.numbers[from * 4 + 2 + word / 4];
+  float4x out;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out.x[i] = value_of(scale, code_at(codes, i), least);
+  return out;
+}
 
-// The values of Words words of codes with one scale: 16 bytes at once where that can be. A NaN, which has bits of its own, comes of numbers that are not finite.
-template <int Words> CQSA_DEVICE void write_values(const quant_rows_params& p, int64_t place, int first, const uint32_t (&codes)[Words], float scale, float least) {
-  float4x values[Words];
+// The 16 bytes of out that Words words of codes become. Only a scale that is not finite makes a NaN, which has bits of its own.
+template <int Words> CQSA_DEVICE word4x pack_values(int kind, bool finite, const float4x (&x)[Words]) {
+  word4x out;
 #pragma unroll
-  for (int w = 0; w < Words; ++w)
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (Words == 1) {
+      out.x[i] = bits_of(finite ? x[0].x[i] : plain_nan(x[0].x[i]));
+    } else {
+      const float low = x[i / 2].x[i % 2 * 2], high = x[i / 2].x[i % 2 * 2 + 1];
+      if (!finite) out.x[i] = encode_u16(kind, low) | encode_u16(kind, high) << 16;
+      else out.x[i] = kind == kind_f16 ? pack_f16(low, high) : pack_bf16(low, high);
+    }
+  }
+  return out;
+}
+
+// Words at a time: 1 for f32, otherwise 2, which have one scale.
+template <int Words, int Lanes> CQSA_DEVICE void write_wide(const quant_rows_params& p, const quant_team<Lanes>& t) {
+  constexpr int each = 8 / Words;
+  const int word = int(unsigned(t.lane) % each) * Words;
+#pragma unroll 2  // all of them, and clang loads what all need at first: spills
+  for (int round = 0; round < each; ++round) {
+    const int from = round * (Lanes / each) + int(unsigned(t.lane) / each);
+    const int64_t place = t.places[from];
+    if (place < 0) continue;
+    const float* const numbers = t.numbers + from * 4 + word / 4;
+    float4x values[Words];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) values[w].x[i] = value_of(scale, code_at(codes[w], i), least);
-  if (!p.wide || !is_finite(scale) || !is_finite(least)) {
-#pragma unroll
-    for (int w = 0; w < Words; ++w) store_four(p.out, place, first + 4 * w, 32, values[w]);
-  } else if constexpr (Words == 1) {
-    *reinterpret_cast<float4x*>(p.out.data + 4 * (place + first)) = values[0];
-  } else {
-    word4x packed;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) packed.x[i] = pack_two(p.out.kind, values[i / 2].x[i % 2 * 2], values[i / 2].x[i % 2 * 2 + 1]);
-    *reinterpret_cast<word4x*>(p.out.data + 2 * (place + first)) = packed;
+    for (int w = 0; w < Words; ++w) values[w] = values_at(t, from, word + w);
+    const word4x packed = pack_values<Words>(p.out.kind, is_finite(numbers[0]) && is_finite(numbers[2]), values);
+    *reinterpret_cast<word4x*>(p.out.data + (place + 4 * word) * (Words == 1 ? 4 : 2)) = packed;
   }
 }
 
-// A lane takes Words words at a time: those that make 16 bytes of out.
-template <int Words, int Lanes> CQSA_DEVICE void write_codes(const quant_rows_params& p, const quant_team<Lanes>& t) {
-  constexpr int each = 8 / Words;
-  for (int round = 0; round < each; ++round) {
-    const int n = round * Lanes + t.lane, from = n / each, word = n % each * Words;
-    const int64_t place = t.places[from];
-    if (place < 0) continue;
-    uint32_t codes[Words];
-#pragma unroll
-    for (int w = 0; w < Words; ++w) codes[w] = t.codes[from * 8 + ((word + w) ^ (from & 4))];
-    write_values<Words>(p, place, 4 * word, codes, t.numbers[from * 4 + word / 4], t.numbers[from * 4 + 2 + word / 4]);
-  }
+template <int Lanes> CQSA_DEVICE void write_any(const quant_rows_params& p, const quant_team<Lanes>& t) {
+  for (int n = t.lane; n < Lanes * 8; n += Lanes)
+    if (const int64_t place = t.places[n / 8]; place >= 0) store_four(p.out, place, n % 8 * 4, 32, values_at(t, n / 8, n % 8));
+}
+
+template <int Lanes> CQSA_DEVICE void write_codes(const quant_rows_params& p, const quant_team<Lanes>& t) {
+  if (!p.wide) write_any(p, t);
+  else if (p.out.kind == kind_f32) write_wide<1>(p, t);
+  else write_wide<2>(p, t);
 }
 
 // The codes of one unit, zeros where there is no such row.
@@ -118,8 +136,7 @@ template <int Lanes, class With> CQSA_DEVICE void quant_rows_block(const quant_r
       t.places[t.lane] = row * p.out.stride[2] + 32 * piece * p.out.stride[3];
     }
     lanes_barrier<Lanes>();
-    if (p.out.kind == kind_f32) write_codes<1>(p, t);
-    else write_codes<2>(p, t);
+    write_codes(p, t);
     if (!CQSA_MUTANT(63)) lanes_barrier<Lanes>();
   }
 }
