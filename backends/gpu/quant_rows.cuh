@@ -70,7 +70,7 @@ template <int Words> CQSA_DEVICE word4x pack_values(int kind, bool finite, const
     } else {
       const float low = x[i / 2].x[i % 2 * 2], high = x[i / 2].x[i % 2 * 2 + 1];
       if (!finite) out.x[i] = encode_u16(kind, low) | encode_u16(kind, high) << 16;
-      else out.x[i] = kind == kind_f16 ? pack_f16(low, high) : pack_bf16(low, high);
+      else out.x[i] = kind == kind_f16 ? pair_of_f16(low, high) : pair_of_bf16(low, high);
     }
   }
   return out;

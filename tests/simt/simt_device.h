@@ -149,8 +149,8 @@ CQSA_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t c) {
   for (int i = 0; i < 4; ++i) c += int8_t(a >> 8 * i) * int8_t(b >> 8 * i);
   return c;
 }
-CQSA_DEVICE uint32_t pack_f16(float low, float high) { return f32_to_f16(low) | uint32_t(f32_to_f16(high)) << 16; }
-CQSA_DEVICE uint32_t pack_bf16(float low, float high) {
+CQSA_DEVICE uint32_t pair_of_f16(float low, float high) { return f32_to_f16(low) | uint32_t(f32_to_f16(high)) << 16; }
+CQSA_DEVICE uint32_t pair_of_bf16(float low, float high) {
   uint32_t bits[2];
   std::memcpy(bits, &low, 4), std::memcpy(bits + 1, &high, 4);
   for (uint32_t& x : bits) x = (x + 0x7fffu + (x >> 16 & 1u)) >> 16;
