@@ -131,7 +131,7 @@ CQSA_DEVICE float activated(const moe_activation& how, float g, float u) {
 // ---- tiles --------------------------------------------------------------------------------------------------------------------
 
 CQSA_DEVICE int64_t count_of_tiles(const moe_tiles& t) {
-  return t.list ? int64_t(*t.count) : t.slots_are_tiles ? t.tokens : (t.tokens + t.most - 1) / t.most;
+  return t.list ? int64_t(*t.count) : t.slots_are_tiles ? t.tokens : int64_t((uint32_t(t.tokens) + uint32_t(t.most) - 1) / uint32_t(t.most));
 }
 CQSA_DEVICE moe_tile tile_of(const moe_tiles& t, int64_t n) {
   if (t.list) return t.list[n];

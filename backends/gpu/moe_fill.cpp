@@ -45,7 +45,7 @@ const char* why_no_moe(const cqsa_moe_leaf& a) {
 }
 
 moe_plan moe_plan_of(const cqsa_moe_leaf& a, int32_t tuned) {
-  moe_plan plan{moe_way::tiles, moe_tile_tokens, false, false, false, tokens_of_piece(a)};
+  moe_plan plan{moe_way::tiles, moe_tile_tokens, false, false, false, 0, tokens_of_piece(a)};
   const cqsa_moe_set* sets[] = {&a.gate, &a.up, &a.down, &a.shared_gate, &a.shared_up, &a.shared_down};
   for (const cqsa_moe_set* set : sets) look_at(a, *set, plan);
   const int64_t slots = plan.tokens * a.topk, few = few_tokens(a, plan.codes && !plan.plain);
@@ -210,7 +210,7 @@ cqsa_status take(const moe_call& c) {
   p.x = x_of(c), p.ids = ids_of(c), p.tokens = c.tokens, p.elements = a.hidden, p.to.padded = c.mem.x.padded;
   const bool direct = c.plan.way == moe_way::slots, in_place = direct || c.plan.way == moe_way::few;
   if (!in_place) p.to = c.mem.x, p.q8_first = c.plan.half && a.precision == CQSA_MOE_PRECISION_Q8 && c.plan.codes;
-  if (c.plan.half) p.to.plain = nullptr, p.to.code = nullptr;
+  if (c.plan.half) p.to.plain = nullptr, p.to.code = nullptr, p.order = c.plan.order;
   if (!direct) {
     p.experts = c.mem.experts, p.control = c.mem.control;
     for (int i = 0; i < 3; ++i) p.lists[i] = c.routed.lists[i];
@@ -325,6 +325,23 @@ cqsa_status multiply_few(const moe_call& c, const moe_layer& l, bool gate_up) {
 }
 
 }  // namespace
+
+bool moe_has_plain(const cqsa_moe_leaf& a) {
+  const cqsa_moe_set* sets[] = {&a.gate, &a.up, &a.down, &a.shared_gate, &a.shared_up, &a.shared_down};
+  for (const cqsa_moe_set* set : sets)
+    for (int64_t e = 0; e < (set->format == CQSA_QUANT_NONE ? set->num_experts : smaller(set->num_experts, 1)); ++e)
+      if (moe::is_plain(set->format == CQSA_QUANT_NONE ? set->experts[e].format : set->format)) return true;
+  return false;
+}
+
+cqsa_status moe_halves_of_h(const moe_call& c, const moe_layer& l, int32_t order) {
+  moe_take_params p{};
+  const int64_t padded = moe_padded(l.inter), rows = l.shared ? c.tokens : c.slots();
+  p.x = {reinterpret_cast<char*>(c.mem.h.plain), {padded, 1}, kind_f32, 1}, p.tokens = rows, p.elements = l.inter, p.order = order;
+  p.to.half = c.mem.h.half, p.to.half_scale = c.mem.h.half_scale, p.to.padded = padded;
+  p.q8_first = c.leaf.precision == CQSA_MOE_PRECISION_Q8;
+  return launch(c.device, kernel_id::cqsa_gpu_moe_take, {{blocks_for(c.device, rows, 8), 1, 1}, 256, 64}, &p, sizeof p, c.stream);
+}
 
 cqsa_status moe_portable_products(const moe_call& c, const moe_layer& l) {
   const auto multiply = c.plan.way == moe_way::tiles ? multiply_tiles : multiply_few;

@@ -27,6 +27,7 @@ struct moe_plan {
   moe_way way;
   int32_t most;                // tokens of a tile
   bool codes, plain, half;     // forms of x and of h that products want
+  int32_t order;               // of halves of x (moe_order.cuh)
   int64_t tokens;              // of a piece, at most
 };
 
@@ -70,6 +71,9 @@ cqsa_status moe_run(void* device, const cqsa_moe_leaf& leaf, const moe_plan& pla
 // Everything of a launch of products but the grid and the rows of a unit.
 moe_multiply_params moe_multiply_of(const moe_call& call, const moe_layer& layer, bool gate_up);
 int64_t moe_most_tiles(const moe_call& call, const moe_layer& layer, int32_t most);
+// Halves of h from its numbers, as down takes them.
+cqsa_status moe_halves_of_h(const moe_call& call, const moe_layer& layer, int32_t order);
+bool moe_has_plain(const cqsa_moe_leaf& leaf);  // some matrix is F32, F16 or BF16
 cqsa_status moe_portable_products(const moe_call& call, const moe_layer& layer);
 
 }  // namespace cqsa::gpu

@@ -88,6 +88,8 @@ struct moe_take_params {
   int64_t tokens, elements;
   int32_t q8_first;                 // half: of the numbers as rounded to q8
   int32_t factor_is_logit;
+  int32_t order;           // of halves (moe_order.cuh)
+  int32_t reserved;
 };
 
 // moe_group: slots by expert.

@@ -57,7 +57,7 @@ CQSA_DEVICE void put_halves(const moe_take_params& p, int64_t t, int64_t c, cons
   word2x words;
 #pragma unroll
   for (int i = 0; i < 2; ++i) words.x[i] = f32_to_f16(x.x[2 * i] * power) | uint32_t(f32_to_f16(x.x[2 * i + 1] * power)) << 16;
-  put_ordered(p.to.half + t * p.to.padded, c, words);
+  put_ordered(p.to.half + t * p.to.padded, c, words, p.order);
 }
 
 template <int Lanes> CQSA_DEVICE void take_row(const moe_take_params& p, int64_t t, float* memory) {

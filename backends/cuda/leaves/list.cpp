@@ -17,7 +17,7 @@ void add_leaves(cqsa_backend_v1& backend) {
                                                   gpu::sm70_attention_impl, gpu::portable_attention};
   static const cqsa_selected_impl selected[] = {gpu::sm80_selected, gpu::sm70_selected_impl, gpu::portable_selected};
   static const cqsa_fp8_gemm_impl fp8_gemm[] = {gpu::cublaslt_fp8_gemm, gpu::sm90_fp8_gemm, gpu::sm80_fp8_gemm, gpu::portable_fp8_gemm};
-  static const cqsa_moe_impl moe[] = {gpu::portable_moe};
+  static const cqsa_moe_impl moe[] = {gpu::sm90_moe, gpu::sm80_moe, gpu::portable_moe};
   backend.attention = attention;
   backend.num_attention = static_cast<int32_t>(sizeof attention / sizeof *attention);
   backend.selected = selected;
