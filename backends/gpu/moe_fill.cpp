@@ -339,8 +339,9 @@ cqsa_status moe_halves_of_h(const moe_call& c, const moe_layer& l, int32_t order
   const int64_t padded = moe_padded(l.inter), rows = l.shared ? c.tokens : c.slots();
   p.x = {reinterpret_cast<char*>(c.mem.h.plain), {padded, 1}, kind_f32, 1}, p.tokens = rows, p.elements = l.inter, p.order = order;
   p.to.half = c.mem.h.half, p.to.half_scale = c.mem.h.half_scale, p.to.padded = padded;
-  p.q8_first = c.leaf.precision == CQSA_MOE_PRECISION_Q8;
-  return launch(c.device, kernel_id::cqsa_gpu_moe_take, {{blocks_for(c.device, rows, 8), 1, 1}, 256, 64}, &p, sizeof p, c.stream);
+  p.q8_first = c.leaf.precision == CQSA_MOE_PRECISION_Q8, p.teams = padded <= 4096;
+  const int64_t units = p.teams ? divide_up(rows, 256 / facts_of(c.device).lanes) : rows;
+  return launch(c.device, kernel_id::cqsa_gpu_moe_take, {{blocks_for(c.device, units, 8), 1, 1}, 256, 64}, &p, sizeof p, c.stream);
 }
 
 cqsa_status moe_portable_products(const moe_call& c, const moe_layer& l) {

@@ -89,7 +89,7 @@ struct moe_take_params {
   int32_t q8_first;                 // half: of the numbers as rounded to q8
   int32_t factor_is_logit;
   int32_t order;           // of halves (moe_order.cuh)
-  int32_t reserved;
+  int32_t teams;           // a team of lanes takes a row, not a block
 };
 
 // moe_group: slots by expert.

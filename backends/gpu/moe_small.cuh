@@ -60,11 +60,25 @@ CQSA_DEVICE void put_halves(const moe_take_params& p, int64_t t, int64_t c, cons
   put_ordered(p.to.half + t * p.to.padded, c, words, p.order);
 }
 
-template <int Lanes> CQSA_DEVICE void take_row(const moe_take_params& p, int64_t t, float* memory) {
+// A block takes a row, or a team of lanes where rows are short.
+template <int Lanes> struct row_takers {
+  bool team;
+  float* memory;
+  CQSA_DEVICE int index() const { return team ? thread_index() % Lanes : thread_index(); }
+  CQSA_DEVICE int count() const { return team ? Lanes : block_threads(); }
+  template <class T, class Join> CQSA_DEVICE T joined(T x, const Join& join) const {
+    if (!team) return over_block<Lanes>(x, reinterpret_cast<T*>(memory), join);
+#pragma unroll
+    for (int mask = Lanes / 2; mask > 0; mask /= 2) x = join(x, shuffle_xor<Lanes>(x, mask));
+    return x;
+  }
+};
+
+template <int Lanes> CQSA_DEVICE void take_row(const moe_take_params& p, int64_t t, const row_takers<Lanes>& us) {
   uint32_t most = 0;
   float sum = 0;
-  for (int64_t first = 0; first < p.to.padded; first += 4 * block_threads()) {
-    const int64_t c = first + 4 * thread_index();
+  for (int64_t first = 0; first < p.to.padded; first += 4 * us.count()) {
+    const int64_t c = first + 4 * us.index();
     const float4x x = four_of(p.x, t, c, p.elements);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -74,26 +88,27 @@ template <int Lanes> CQSA_DEVICE void take_row(const moe_take_params& p, int64_t
     if (!p.to.half) put_four<Lanes>(p, t, c, x);
   }
   if (p.to.half) {
-    most = over_block<Lanes>(most, reinterpret_cast<uint32_t*>(memory), [](uint32_t a, uint32_t b) { return a > b ? a : b; });
+    most = us.joined(most, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
     const float power = power_for(most);
-    for (int64_t first = 0; first < p.to.padded; first += 4 * block_threads()) {
-      const int64_t c = first + 4 * thread_index();
+    for (int64_t first = 0; first < p.to.padded; first += 4 * us.count()) {
+      const int64_t c = first + 4 * us.index();
       const float4x x = put_four<Lanes>(p, t, c, four_of(p.x, t, c, p.elements));
       if (c < p.to.padded) put_halves(p, t, c, x, power);
     }
-    if (thread_index() == 0) p.to.half_scale[t] = 1.0f / power;
+    if (us.index() == 0) p.to.half_scale[t] = 1.0f / power;
   }
   if (!p.factors) return;
-  if (p.factor && !p.factor_is_logit) sum = over_block<Lanes>(sum, memory, [](float a, float b) { return a + b; });
-  if (thread_index() == 0) p.factors[t] = !p.factor ? 1.0f : sigmoid_f32(p.factor_is_logit ? p.factor[t * p.factor_stride] : sum);
+  if (p.factor && !p.factor_is_logit) sum = us.joined(sum, [](float a, float b) { return a + b; });
+  if (us.index() == 0) p.factors[t] = !p.factor ? 1.0f : sigmoid_f32(p.factor_is_logit ? p.factor[t * p.factor_stride] : sum);
 }
 
 template <int Lanes> CQSA_DEVICE void take_block(const moe_take_params& p) {
-  float* const memory = reinterpret_cast<float*>(shared_memory());
+  const row_takers<Lanes> us{p.teams != 0, reinterpret_cast<float*>(shared_memory())};
+  const int64_t each = us.team ? block_threads() / Lanes : 1;
   if (block_index_x() == 0 && thread_index() < 16 && p.control) p.control[thread_index()] = 0;
-  for (int64_t t = block_index_x(); t < p.tokens; t += grid_size_x()) {
-    for (int64_t s = thread_index(); p.experts && s < p.ids.topk; s += block_threads()) p.experts[t * p.ids.topk + s] = usable_expert(p.ids, p.lists, t, s);
-    take_row<Lanes>(p, t, memory);
+  for (int64_t t = block_index_x() * each + (us.team ? thread_index() / Lanes : 0); t < p.tokens; t += grid_size_x() * each) {
+    for (int64_t s = us.index(); p.experts && s < p.ids.topk; s += us.count()) p.experts[t * p.ids.topk + s] = usable_expert(p.ids, p.lists, t, s);
+    take_row<Lanes>(p, t, us);
   }
 }
 

@@ -45,7 +45,7 @@ CQSA_DEVICE void halves_of_q2(uint32_t low, uint32_t scale, uint32_t (&out)[8]) 
 template <class Format, int Operands> struct row_walk;
 
 template <int Operands> struct row_walk<blocks::q2_0, Operands> {
-  static constexpr int order = order_of_pairs;
+  static constexpr bool takes_registers = false;  // to take a piece apart
   const char* row[2 * Operands];
   blocks::q2_0::words words[2 * Operands];
   CQSA_DEVICE void take(int i, const char* data, int32_t) { row[i] = data; }
@@ -62,10 +62,18 @@ template <int Operands> struct row_walk<blocks::q2_0, Operands> {
   }
 };
 
+// A value that the compiler knows nothing of: it would otherwise carry the address of the next piece in every format from turn to turn.
+CQSA_DEVICE int64_t unknown(int64_t x) {
+#if !defined(CQSA_SIMT)
+  asm volatile("" : "+l"(x));
+#endif
+  return x;
+}
+
 // .. of any format: the switch over formats is there once, and what is loaded is used at once.
 struct any_format {};
 template <int Operands> struct row_walk<any_format, Operands> {
-  static constexpr int order = order_of_neighbours;
+  static constexpr bool takes_registers = true;
   const char* row[2 * Operands];
   int32_t format[2];  // of even rows and of odd ones
   int64_t piece[Operands];
@@ -76,7 +84,7 @@ template <int Operands> struct row_walk<any_format, Operands> {
 #pragma unroll 1
     for (int r = 0; r < 2; ++r) {
       quant_codes c;
-      decode_piece(r ? row[2 * m + 1] : row[2 * m], r ? format[1] : format[0], piece[m], &c);
+      decode_piece(r ? row[2 * m + 1] : row[2 * m], r ? format[1] : format[0], unknown(piece[m]), &c);
       if (r == 0) codes[0] = c;
       else codes[1] = c;
     }

@@ -142,6 +142,7 @@ CQSA_DEVICE void run_moe_tile(const moe_multiply_params& p, const moe_shared& me
     const int64_t next = min_i64(4 * int64_t(n + 1) + l, pieces - 1);
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
+      if constexpr (row_walk<Format, 2>::takes_registers) wgmma_wait<0>();  // those of the weights that are being multiplied
       walk.begin(m);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
