@@ -258,7 +258,7 @@ def main():
     parser.add_argument("--formats", default="Q2_0,IQ2_S+Q2_0,Q4_K,Q8_0")
     parser.add_argument("--check-formats", default="")
     parser.add_argument("--tokens", default="1,8,64,256,2048,8192")
-    parser.add_argument("--check", default="1,5,64,300,1100")
+    parser.add_argument("--check", default="1,5,64,300,880,1100")
     parser.add_argument("--experts", type=int, default=512)
     parser.add_argument("--torch", action="store_true")
     a = parser.parse_args()

@@ -114,11 +114,13 @@ CQSA_DEVICE float gelu_f32(float x, bool by_tanh) {
   const float s = by_tanh ? tanh_f32(0.797884561f * fma_f32(x * x * x, 0.044715f, x)) : erf_f32(x * 0.707106781f);
   return 0.5f * x * (1.0f + s);
 }
+CQSA_DEVICE float swiglu_f32(const moe_activation& how, float g, float u) {
+  g = at_most(g, how.limit), u = at_least(at_most(u, how.limit), -how.limit);
+  return g * sigmoid_f32(how.alpha * g) * (u + how.beta);
+}
 CQSA_DEVICE float activated(const moe_activation& how, float g, float u) {
   switch (how.kind) {
-    case CQSA_MOE_SWIGLU:
-      g = at_most(g, how.limit), u = at_least(at_most(u, how.limit), -how.limit);
-      return g * sigmoid_f32(how.alpha * g) * (u + how.beta);
+    case CQSA_MOE_SWIGLU: return swiglu_f32(how, g, u);
     case CQSA_MOE_GEGLU: return gelu_f32(g, false) * u;
     case CQSA_MOE_GEGLU_TANH: return gelu_f32(g, true) * u;
     case CQSA_MOE_SILU: return u * sigmoid_f32(u);

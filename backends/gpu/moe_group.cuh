@@ -12,9 +12,9 @@ CQSA_DEVICE int32_t grouped_expert(const moe_group_params& p, int64_t slot) {
 }
 
 CQSA_DEVICE int count_bits(uint64_t x) {
-  int n = 0;
-  for (; x; x &= x - 1) ++n;
-  return n;
+  x -= x >> 1 & 0x5555555555555555u;
+  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
+  return int(((x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu) * 0x0101010101010101u >> 56);
 }
 CQSA_DEVICE int lowest_bit(uint64_t x) { return count_bits((x & (0 - x)) - 1); }
 

@@ -17,7 +17,7 @@ struct moe_block_memory {
 
 // Of a warp: 2 operands of 16 lines, 8 times 8 tokens.
 struct moe_sums {
-  float x[2][8][4];
+  float x[2][32];
 };
 
 // 128 of k of the tokens of a tile: 16 bytes a thread at a time. Tokens past the last, up to a multiple of 8, are zeros.
@@ -32,7 +32,7 @@ CQSA_DEVICE void send_tokens(const moe_multiply_params& p, const moe_block_memor
 }
 
 // 16 of k, by 8 Tokens tokens.
-template <int Tokens> CQSA_DEVICE void multiply_step(const unsigned char* panel, int step, const uint32_t (&a)[4], float (&c)[8][4]) {
+template <int Tokens> CQSA_DEVICE void multiply_step(const unsigned char* panel, int step, const uint32_t (&a)[4], float (&c)[32]) {
   const int lane = thread_index() % 32, j = lane / 8, r = lane % 8;
 #pragma unroll
   for (int n = 0; n < Tokens; n += 2) {
@@ -42,19 +42,19 @@ template <int Tokens> CQSA_DEVICE void multiply_step(const unsigned char* panel,
 #pragma unroll
     for (int i = 0; i < 2 && n + i < Tokens; ++i) {
       const uint32_t two[2] = {b[2 * i], b[2 * i + 1]};
-      mma_m16n8k16_f16(c[n + i], a, two);
+      mma_m16n8k16_f16(reinterpret_cast<float(&)[4]>(c[4 * (n + i)]), a, two);
     }
   }
 }
 // Half of a panel, 64 of k.
-template <int Tokens> CQSA_DEVICE void multiply_64(const unsigned char* panel, int h, const uint32_t (&low)[8], const uint32_t (&high)[8], float (&c)[8][4]) {
+template <int Tokens> CQSA_DEVICE void multiply_64(const unsigned char* panel, int h, const uint32_t (&low)[8], const uint32_t (&high)[8], float (&c)[32]) {
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     const uint32_t a[4] = {low[2 * step], high[2 * step], low[2 * step + 1], high[2 * step + 1]};
     multiply_step<Tokens>(panel, 4 * h + step, a, c);
   }
 }
-CQSA_DEVICE void multiply_any(const unsigned char* panel, int eights, int h, const uint32_t (&low)[8], const uint32_t (&high)[8], float (&c)[8][4]) {
+CQSA_DEVICE void multiply_any(const unsigned char* panel, int eights, int h, const uint32_t (&low)[8], const uint32_t (&high)[8], float (&c)[32]) {
   if (eights == 1) multiply_64<1>(panel, h, low, high, c);
   else if (eights == 2) multiply_64<2>(panel, h, low, high, c);
   else if (eights <= 4) multiply_64<4>(panel, h, low, high, c);
@@ -65,7 +65,7 @@ template <class Walk> CQSA_DEVICE void run_tile(const moe_multiply_params& p, co
   const int64_t n = p.up.row_elements, pieces = n / 32, l = thread_index() % 4;
   const int steps = int((n + 127) / 128), eights = (count + 7) / 8;
 #pragma unroll
-  for (int i = 0; i < 64; ++i) sums.x[i / 32][i / 4 % 8][i % 4] = 0.0f;
+  for (int i = 0; i < 64; ++i) sums.x[i / 32][i % 32] = 0.0f;
   send_tokens(p, mem, 0, count, 0);
   cp_async_commit();
   if (steps > 1) send_tokens(p, mem, 1, count, 128);
@@ -94,22 +94,6 @@ template <class Walk> CQSA_DEVICE void run_tile(const moe_multiply_params& p, co
   }
 }
 
-CQSA_DEVICE void end_tile(const moe_multiply_params& p, const moe_block_memory& mem, const moe_tile& tile, int64_t first, const moe_sums& sums) {
-  const int lane = thread_index() % 32, g = lane / 4, l = lane % 4;
-  const int64_t second = first + outputs_of_operand(p);
-  const line_bias bias[2] = {bias_of_lines(p, tile.expert, first, g), bias_of_lines(p, tile.expert, second, g)};
-#pragma unroll
-  for (int n = 0; n < 8; ++n)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int token = 8 * n + 2 * l + i;
-      if (token >= tile.count) continue;
-      const token_place at = place_of_token(p, tile, token, mem.scales()[token]);
-      store_lines(p, at, first, g, bias[0], sums.x[0][n][i], sums.x[0][n][2 + i]);
-      store_lines(p, at, second, g, bias[1], sums.x[1][n][i], sums.x[1][n][2 + i]);
-    }
-}
-
 template <class Format> CQSA_DEVICE void moe_block(const moe_multiply_params& p) {
   const moe_block_memory mem{shared_memory()};
   const int64_t units = count_of_tiles(p.tiles) * p.row_blocks, warp = thread_index() / 32;
@@ -129,7 +113,7 @@ template <class Format> CQSA_DEVICE void moe_block(const moe_multiply_params& p)
     moe_sums sums;
     run_tile(p, mem, tile.count, walk, sums);
     cp_async_wait<0>();
-    end_tile(p, mem, tile, first, sums);
+    end_sums<8>(p, tile, first, [&](int token) { return mem.scales()[token]; }, sums.x);
   }
 }
 

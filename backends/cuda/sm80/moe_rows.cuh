@@ -53,11 +53,18 @@ struct token_place {
 CQSA_DEVICE void store_output(const moe_multiply_params& p, const token_place& at, int64_t n, float x) {
   if (n < p.outputs) at.to[n * at.step] = x;
 }
+// What becomes of sums. Of the usual two there is a copy for each register; code for every activation at each would not stay in the instruction cache.
+enum class ending { down, swiglu, any };
+CQSA_DEVICE ending ending_of(const moe_multiply_params& p) {
+  return !p.gate_up ? ending::down : is_paired(p) && p.how.kind == CQSA_MOE_SWIGLU ? ending::swiglu : ending::any;
+}
+template <ending End>
 CQSA_DEVICE void store_lines(const moe_multiply_params& p, const token_place& at, int64_t first, int g, const line_bias& bias, float low, float high) {
   const float a = fma_f32(low, at.scale, bias.x[0]), b = fma_f32(high, at.scale, bias.x[1]);
-  if (is_paired(p)) return store_output(p, at, first + g, activated(p.how, a, b));
-  store_output(p, at, first + g, p.gate_up ? activated(p.how, 0.0f, a) : a);
-  store_output(p, at, first + g + 8, p.gate_up ? activated(p.how, 0.0f, b) : b);
+  if (End == ending::swiglu) return store_output(p, at, first + g, swiglu_f32(p.how, a, b));
+  if (End == ending::any && is_paired(p)) return store_output(p, at, first + g, activated(p.how, a, b));
+  store_output(p, at, first + g, End == ending::any ? activated(p.how, 0.0f, a) : a);
+  store_output(p, at, first + g + 8, End == ending::any ? activated(p.how, 0.0f, b) : b);
 }
 CQSA_DEVICE token_place place_of_token(const moe_multiply_params& p, const moe_tile& tile, int token, float half_scale) {
   const int64_t place = tile.first + token;
@@ -69,6 +76,49 @@ CQSA_DEVICE token_place place_of_token(const moe_multiply_params& p, const moe_t
 // The row of activations of a token, and its scale.
 CQSA_DEVICE int32_t row_of_token(const moe_multiply_params& p, const moe_tile& tile, int token) {
   return p.gate_up ? int32_t(uint32_t(slot_at(p.tiles, tile.first + token)) / uint32_t(p.topk)) : tile.first + token;
+}
+
+// The end of a tile: of a warp the sums of two operands by 8 Eights tokens, as mma.cuh has them.
+template <ending End>
+CQSA_DEVICE void store_token(const moe_multiply_params& p, const moe_tile& tile, int64_t first, const line_bias (&bias)[2], int token, float scale,
+                             const float (&low)[2], const float (&high)[2]) {
+  const int g = thread_index() % 32 / 4;
+  const token_place at = place_of_token(p, tile, token, scale);
+#pragma unroll
+  for (int m = 0; m < 2; ++m) store_lines<End>(p, at, first + m * outputs_of_operand(p), g, bias[m], low[m], high[m]);
+}
+template <ending End, int Eights, class Scale>
+CQSA_DEVICE void store_sums(const moe_multiply_params& p, const moe_tile& tile, int64_t first, const Scale& scale_of, const float (&c)[2][4 * Eights]) {
+  const int lane = thread_index() % 32, g = lane / 4, l = lane % 4;
+  const line_bias bias[2] = {bias_of_lines(p, tile.expert, first, g), bias_of_lines(p, tile.expert, first + outputs_of_operand(p), g)};
+  const auto one = [&](int n, int i, float a, float b, float c0, float c1) {
+    const int token = 8 * n + 2 * l + i;
+    const float low[2] = {a, c0}, high[2] = {b, c1};
+    if (token < tile.count) store_token<End>(p, tile, first, bias, token, scale_of(token), low, high);
+  };
+  if constexpr (End == ending::any) {
+    // Registers have no index: by way of local memory.
+    float sums[2][4 * Eights];
+#pragma unroll
+    for (int i = 0; i < 8 * Eights; ++i) sums[i / (4 * Eights)][i % (4 * Eights)] = c[i / (4 * Eights)][i % (4 * Eights)];
+#pragma unroll 1
+    for (int n = 0; n < 2 * Eights; ++n) {
+      const int at = n / 2 * 4 + n % 2;
+      one(n / 2, n % 2, sums[0][at], sums[0][at + 2], sums[1][at], sums[1][at + 2]);
+    }
+  } else {
+#pragma unroll
+    for (int n = 0; n < Eights; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) one(n, i, c[0][4 * n + i], c[0][4 * n + 2 + i], c[1][4 * n + i], c[1][4 * n + 2 + i]);
+  }
+}
+template <int Eights, class Scale>
+CQSA_DEVICE void end_sums(const moe_multiply_params& p, const moe_tile& tile, int64_t first, const Scale& scale_of, const float (&c)[2][4 * Eights]) {
+  const ending end = ending_of(p);
+  if (end == ending::down) store_sums<ending::down, Eights>(p, tile, first, scale_of, c);
+  else if (end == ending::swiglu) store_sums<ending::swiglu, Eights>(p, tile, first, scale_of, c);
+  else store_sums<ending::any, Eights>(p, tile, first, scale_of, c);
 }
 
 }  // namespace cqsa::gpu::sm80

@@ -109,22 +109,6 @@ template <int N> CQSA_DEVICE void multiply_panel(const moe_shared& mem, uint32_t
   wgmma_commit();
 }
 
-template <int N> CQSA_DEVICE void end_moe_tile(const moe_multiply_params& p, const moe_unit& at, int64_t first, const float (&c)[2][N / 2]) {
-  const int lane = thread_index() % 32, g = lane / 4, l = lane % 4;
-  const int64_t second = first + sm80::outputs_of_operand(p);
-  const sm80::line_bias bias[2] = {sm80::bias_of_lines(p, at.tile.expert, first, g), sm80::bias_of_lines(p, at.tile.expert, second, g)};
-#pragma unroll
-  for (int n = 0; n < N / 8; ++n)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int token = 8 * n + 2 * l + i;
-      if (token >= at.tile.count) continue;
-      const sm80::token_place to = sm80::place_of_token(p, at.tile, token, p.x.half_scale[sm80::row_of_token(p, at.tile, token)]);
-      sm80::store_lines(p, to, first, g, bias[0], c[0][4 * n + i], c[0][4 * n + 2 + i]);
-      sm80::store_lines(p, to, second, g, bias[1], c[1][4 * n + i], c[1][4 * n + 2 + i]);
-    }
-}
-
 template <int N, class Format>
 CQSA_DEVICE void run_moe_tile(const moe_multiply_params& p, const moe_shared& mem, const moe_unit& at, int64_t first, moe_step& s) {
   const int64_t pieces = p.up.row_elements / 32, l = thread_index() % 4;
@@ -160,7 +144,7 @@ CQSA_DEVICE void run_moe_tile(const moe_multiply_params& p, const moe_shared& me
   wgmma_wait<0>();
   after_wait(c[0]), after_wait(c[1]);
   release_stage(mem, before);
-  end_moe_tile<N>(p, at, first, c);
+  sm80::end_sums<N / 8>(p, at.tile, first, [&](int token) { return p.x.half_scale[sm80::row_of_token(p, at.tile, token)]; }, c);
 }
 
 template <int N, class Format> CQSA_DEVICE void compute_units(const moe_multiply_params& p, const moe_shared& mem, int warp) {
