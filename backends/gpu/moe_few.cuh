@@ -116,6 +116,13 @@ CQSA_DEVICE void sum_rows(const few_memory<Q8>& mem, const few_rows& rows, int64
   }
 }
 
+// How rows are summed up: by format, one after the other.
+struct rows_of_any_format {
+  template <int Lanes, bool Q8> static CQSA_DEVICE void sum(const few_memory<Q8>& mem, const few_rows& rows, int64_t n, int count, few_sums& sums) {
+    sum_rows<Lanes>(mem, rows, n, count, sums);
+  }
+};
+
 // ---- units --------------------------------------------------------------------------------------------------------------------
 
 // Lane m of a row has the sums of token m.
@@ -174,7 +181,7 @@ CQSA_DEVICE moe_tile few_tile_of(const moe_multiply_params& p, int64_t n, bool t
   return {e, int32_t(n), 1, 0};
 }
 
-template <int Lanes, bool Q8> CQSA_DEVICE void few_unit(const moe_multiply_params& p, const few_memory<Q8>& mem, const moe_tile& tile, int64_t first) {
+template <int Lanes, bool Q8, class Rows> CQSA_DEVICE void few_unit(const moe_multiply_params& p, const few_memory<Q8>& mem, const moe_tile& tile, int64_t first) {
   const int teams = block_threads() / few_lanes, team = thread_index() / few_lanes, lane = thread_index() % few_lanes, rows = p.gate_up ? teams : 2 * teams;
   barrier();
   stage_tokens<Lanes>(p, mem, tile);
@@ -182,17 +189,17 @@ template <int Lanes, bool Q8> CQSA_DEVICE void few_unit(const moe_multiply_param
 #pragma unroll 1
   for (int64_t n = 0; n < p.rows_each; n += rows) {
     few_sums sums;
-    sum_rows<Lanes>(mem, rows_of(p, tile.expert, first + n + team, first + n + teams + team), p.up.row_elements, tile.count, sums);
+    Rows::template sum<Lanes>(mem, rows_of(p, tile.expert, first + n + team, first + n + teams + team), p.up.row_elements, tile.count, sums);
     if (lane < tile.count) store_few(p, tile, lane, first + n + team, first + n + teams + team, sum_of_token(sums.x[0], lane), sum_of_token(sums.x[1], lane));
   }
 }
 
-template <int Lanes, bool Q8> CQSA_DEVICE void few_block(const moe_multiply_params& p) {
+template <int Lanes, bool Q8, class Rows = rows_of_any_format> CQSA_DEVICE void few_block(const moe_multiply_params& p) {
   const few_memory<Q8> mem{shared_memory(), (p.up.row_elements + 31) / 32 * 32, p.tiles.most};
   const int64_t units = count_of_tiles(p.tiles) * p.row_blocks;
   for (int64_t unit = block_index_x(); unit < units; unit += grid_size_x()) {
     const moe_tile tile = few_tile_of(p, unit / p.row_blocks, unit % p.row_blocks == 0);
-    if (tile.expert >= 0) few_unit<Lanes>(p, mem, tile, unit % p.row_blocks * p.rows_each);
+    if (tile.expert >= 0) few_unit<Lanes, Q8, Rows>(p, mem, tile, unit % p.row_blocks * p.rows_each);
   }
 }
 

@@ -320,7 +320,7 @@ cqsa_status multiply_few(const moe_call& c, const moe_layer& l, bool gate_up) {
   const int64_t wanted = larger(facts_of(c.device).compute_units, 1) * 8, passes = divide_up(p.outputs, pass);
   p.rows_each = divide_up(passes, smaller(passes, larger(wanted / tiles, 1))) * pass;
   p.row_blocks = divide_up(p.outputs, p.rows_each);
-  const kernel_id kernel = codes ? kernel_id::cqsa_gpu_moe_few_codes : kernel_id::cqsa_gpu_moe_few_numbers;
+  const kernel_id kernel = c.plan.few_of_q2 ? kernel_id::cqsa_sm80_moe_few_q2_0 : codes ? kernel_id::cqsa_gpu_moe_few_codes : kernel_id::cqsa_gpu_moe_few_numbers;
   return launch(c.device, kernel, {{blocks_for(c.device, tiles * p.row_blocks, 8), 1, 1}, 128, uint32_t(each * p.tiles.most)}, &p, sizeof p, c.stream);
 }
 

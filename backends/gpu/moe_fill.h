@@ -29,6 +29,7 @@ struct moe_plan {
   bool codes, plain, half;     // forms of x and of h that products want
   int32_t order;               // of halves of x (moe_order.cuh)
   int64_t tokens;              // of a piece, at most
+  bool few_of_q2 = false;      // few tokens: by the kernel of sm_80 for Q2_0 alone
 };
 
 // The routed experts, or the shared one.

@@ -89,6 +89,17 @@ TEST_CASE("simt moe sm80: a token's bits do not go by the others, plain weights 
   CHECK(run_simt(run_of(1), plain).rfind("declined", 0) == 0);
 }
 
+TEST_CASE("simt moe sm80: few tokens of weights of Q2_0") {
+  for (const int64_t inter : {64, 256, 320}) {
+    problem p;
+    p.tokens = 5, p.topk = 2, p.experts = 3, p.inter = inter, p.hidden = 192, p.gate_formats = p.down_formats = {CQSA_QUANT_Q2_0};
+    p.layout = inter == 256 ? CQSA_MOE_INTERLEAVED : CQSA_MOE_SEPARATE, p.activation = inter == 64 ? CQSA_MOE_RELU2 : CQSA_MOE_SWIGLU, p.biases = inter == 320;
+    p.shared_inter = inter == 320 ? 128 : 0;
+    p.make(uint32_t(inter));
+    CHECK(mistake(run_of(3), p, 0) == "");
+  }
+}
+
 TEST_CASE("simt moe sm80: a stage that is mistaken shows") {
   problem p;
   p.tokens = 9, p.experts = 1, p.topk = 1;

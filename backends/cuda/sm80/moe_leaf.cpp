@@ -14,7 +14,7 @@ using sm80::moe_shape;
 
 moe_plan plan_of(const cqsa_moe_leaf& a) {
   moe_plan plan = moe_plan_of(a, moe_shape::tokens);
-  plan.order = moe_order_of({&a.gate, &a.up, &a.shared_gate, &a.shared_up});
+  plan.order = moe_order_of({&a.gate, &a.up, &a.shared_gate, &a.shared_up}), plan.few_of_q2 = takes_few_of_q2(a, plan);
   return plan;
 }
 
@@ -53,6 +53,11 @@ int32_t moe_order_of(std::initializer_list<const cqsa_moe_set*> sets) {
   for (const cqsa_moe_set* s : sets)
     if (s->num_experts && s->format != CQSA_QUANT_Q2_0) return 0;
   return 1;
+}
+
+bool takes_few_of_q2(const cqsa_moe_leaf& a, const moe_plan& plan) {
+  return plan.way == moe_way::slots && a.precision == CQSA_MOE_PRECISION_Q8 &&
+         moe_order_of({&a.gate, &a.up, &a.down, &a.shared_gate, &a.shared_up, &a.shared_down}) == 1;
 }
 
 cqsa_status sm80_moe_products(const moe_call& c, const moe_layer& l) {

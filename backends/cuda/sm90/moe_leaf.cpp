@@ -32,6 +32,7 @@ struct sm90_plan {
 sm90_plan plan_of(const cqsa_moe_leaf& a) {
   sm90_plan out{moe_plan_of(a, sm80::moe_shape::tokens), false};
   out.plan.order = moe_order_of({&a.gate, &a.up, &a.shared_gate, &a.shared_up});
+  out.plan.few_of_q2 = takes_few_of_q2(a, out.plan);
   const double mean = double(out.plan.tokens * a.topk) / double(a.num_experts);
   if (out.plan.way != moe_way::tuned || (a.flags & CQSA_MOE_BATCH_INVARIANT) || mean < rows_for_wgmma) return out;
   const bool all_q2 = out.plan.order && moe_order_of({&a.down, &a.shared_down});
