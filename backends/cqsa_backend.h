@@ -349,6 +349,97 @@ typedef struct cqsa_quantize_leaf {
   void *data;
 } cqsa_quantize_leaf;
 
+/* Mixture of experts; cqsa.h section 17. What all backends share (the matrix of an expert, the expert of an id) is in backends/moe_rules.h. On a backend with
+ * memory of its own nobody has looked at ids, expert_map, device_experts or the weights: ids out of range are skipped and counted. */
+
+/* One projection. One of experts, device_experts and all says where its matrices are; sizes and addresses of the first and the last are checked. */
+typedef struct cqsa_moe_set {
+  int64_t num_experts;                   /* 0: the projection is absent */
+  int64_t rows, row_elements;
+  cqsa_quant_format format;              /* of every expert; NONE: they differ (experts only) */
+  int32_t reserved;
+  const cqsa_moe_matrix *experts;        /* host memory, read before the launch returns; row_bytes may be 0 */
+  const cqsa_moe_matrix *device_experts; /* row_bytes may be 0 */
+  cqsa_moe_matrix all;                   /* row_bytes resolved */
+  int64_t expert_bytes;                  /* of all, resolved */
+  const float *bias;                     /* [num_experts, rows], or NULL */
+  int64_t bias_stride[2];
+} cqsa_moe_set;
+
+/* Views: [tokens, n] of x, out, ids, weights; out of PER_SLOT [tokens * k, hidden]. */
+typedef struct cqsa_moe_rows {
+  void *data;
+  cqsa_dtype dtype;
+  int32_t reserved;
+  int64_t stride[2]; /* elements */
+} cqsa_moe_rows;
+
+typedef struct cqsa_moe_leaf {
+  uint32_t struct_size;
+  uint32_t flags; /* CQSA_MOE_BATCH_INVARIANT */
+  int64_t tokens, topk, hidden, inter;
+  int64_t num_experts; /* of the weights */
+  int64_t num_ids;     /* ids are below this: the length of expert_map, or num_experts */
+  cqsa_moe_rows x, ids, weights, out;
+  const int32_t *expert_map; /* NULL: none */
+  int64_t expert_map_stride;
+  int64_t *counters; /* [2] or NULL */
+  int64_t counters_stride;
+  cqsa_moe_set gate, up, down; /* CONCAT, INTERLEAVED: both in gate, up absent. Not gated: gate absent */
+  cqsa_moe_set shared_gate, shared_up, shared_down; /* shared_down.num_experts 0: no shared expert */
+  int64_t shared_inter;
+  const float *shared_factor; /* NULL: 1 */
+  int64_t shared_factor_stride;
+  int32_t shared_factor_is_logit; /* 1: [tokens], the gate itself; 0: [hidden], to be multiplied by x */
+  int32_t layout, activation, output; /* CQSA_MOE_SEPARATE, .. */
+  float alpha, beta, limit;           /* resolved: limit is +Inf where there is none */
+  int32_t precision;                  /* Q8 or F16 */
+  int64_t chunk; /* tokens at a time, 1..tokens: what the workspace is for. No tokens: 0 */
+  cqsa_chip chip;
+} cqsa_moe_leaf;
+
+/* As cqsa_attention_impl. A workspace may hold anything. */
+typedef struct cqsa_moe_impl {
+  const char *name;
+  const char *requirement;
+  cqsa_status (*probe)(void *device, const cqsa_moe_leaf *leaf, char *reason, uint64_t reason_size); /* `device` may be NULL: asked about sizes alone */
+  uint64_t (*workspace)(const cqsa_moe_leaf *leaf, int64_t workers); /* never falls with leaf->chunk */
+  cqsa_status (*launch)(void *device, const cqsa_moe_leaf *leaf, void *workspace, uint64_t workspace_bytes, const cqsa_exec *exec, void *stream);
+} cqsa_moe_impl;
+
+typedef struct cqsa_moe_route_leaf {
+  int64_t tokens, num_experts, topk;
+  cqsa_moe_rows logits, ids, weights;
+  const float *bias; /* NULL: none */
+  int64_t bias_stride;
+  int32_t scoring, group_score, num_groups, topk_groups; /* num_groups at least 1 */
+  int32_t renormalise;
+  float scale;
+} cqsa_moe_route_leaf;
+
+typedef struct cqsa_moe_group_leaf {
+  int64_t tokens, topk, num_experts, num_ids;
+  cqsa_moe_rows ids;
+  const int32_t *expert_map;
+  int64_t expert_map_stride;
+  cqsa_dtype dtype; /* of the outputs: I32, I64 */
+  int32_t reserved;
+  void *offsets, *order, *counts, *places; /* counts, places: NULL where not wanted */
+  int64_t offsets_stride, order_stride, counts_stride, places_stride[2];
+  int64_t *counters;
+  int64_t counters_stride;
+} cqsa_moe_group_leaf;
+
+typedef struct cqsa_moe_quantize_leaf {
+  int64_t rows, row_elements;
+  cqsa_moe_rows x, codes, scales;
+} cqsa_moe_quantize_leaf;
+
+typedef struct cqsa_moe_combine_leaf {
+  int64_t tokens, topk, hidden;
+  cqsa_moe_rows y, weights, ids, out; /* ids.data NULL: none */
+} cqsa_moe_combine_leaf;
+
 typedef struct cqsa_device_properties {
   char name[128];
   char arch[32];               /* "avx512", "sm_90" */
@@ -456,6 +547,14 @@ typedef struct cqsa_backend_v1 {
   /* Quantized matrices. */
   cqsa_status (*dequantize_rows)(void *device, const cqsa_dequantize_leaf *leaf, const cqsa_exec *exec, void *stream);
   cqsa_status (*quantize_rows)(void *device, const cqsa_quantize_leaf *leaf, const cqsa_exec *exec, void *stream);
+
+  /* Mixture of experts. NULL: the backend has none of this. */
+  const cqsa_moe_impl *moe;
+  int32_t num_moe;
+  cqsa_status (*moe_route)(void *device, const cqsa_moe_route_leaf *leaf, const cqsa_exec *exec, void *stream);
+  cqsa_status (*moe_group)(void *device, const cqsa_moe_group_leaf *leaf, const cqsa_exec *exec, void *stream);
+  cqsa_status (*moe_quantize)(void *device, const cqsa_moe_quantize_leaf *leaf, const cqsa_exec *exec, void *stream);
+  cqsa_status (*moe_combine)(void *device, const cqsa_moe_combine_leaf *leaf, const cqsa_exec *exec, void *stream);
 } cqsa_backend_v1;
 
 typedef struct cqsa_host_v1 {

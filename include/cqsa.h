@@ -28,6 +28,7 @@
  *                                             14. FP8: matrix product
  *                                             15. Quantized matrices
  *                                             16. GGUF files: quantized matrices in place
+ *                                             17. Mixture of experts: one layer straight from quantized weights
  */
 #ifndef CQSA_H
 #define CQSA_H
@@ -1255,6 +1256,232 @@ CQSA_API cqsa_status cqsa_gguf_integer(const cqsa_gguf *gguf, const char *key, i
 CQSA_API cqsa_status cqsa_gguf_number(const cqsa_gguf *gguf, const char *key, double *value_out);
 /* As above. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_gguf_text(const cqsa_gguf *gguf, const char *key, char *buffer, uint64_t size, uint64_t *length_out);
+
+/* ================================================================================================================
+ * 17. Mixture of experts: one layer straight from quantized weights
+ *
+ * Token t goes to the experts e = topk_ids[t, s], s = 0 .. k - 1. With g = w_gate[e] x[t], u = w_up[e] x[t], plus biases where there are:
+ *
+ *     h    = act(g, u)                              [inter], see CQSA_MOE_SWIGLU, ..
+ *     y    = w_down[e] h + b_down[e]                [hidden]
+ *     out  = sum_s topk_weights[t, s] * y           in the order of s, in f32; then the shared expert, then rounded to out's type
+ *
+ * Rules:
+ *   - The id -1 contributes nothing. Any other id out of range is refused where the host sees the ids (CPU backend); elsewhere it is skipped
+ *     and counted. An expert named twice by a token counts twice. A weight of 0 adds +0, whatever its expert holds.
+ *   - An expert without tokens costs nothing and is never read: its data may be NULL.
+ *   - A scale that is NaN poisons the tokens of its expert, and no other.
+ *   - Weights are used as their formats decode them (section 15). Activations, x and h, are either taken as they are, or rounded once to Q8; what is
+ *     summed in between is f32 or int32. See CQSA_MOE_PRECISION_*.
+ *   - A call gives the same bits every time. With CQSA_MOE_BATCH_INVARIANT a token's bits do not depend on the other tokens either.
+ *   - No tokens: nothing is done. Sizes may pass 2^31 elements.
+ * ================================================================================================================ */
+
+/* What becomes of g and u. Gated: */
+enum {
+  CQSA_MOE_SWIGLU = 0,      /* G = min(g, limit), U = min(max(u, -limit), limit): G * sigmoid(alpha * G) * (U + beta) */
+  CQSA_MOE_GEGLU = 1,       /* g * (1 + erf(g / sqrt(2))) / 2 * u */
+  CQSA_MOE_GEGLU_TANH = 2,  /* with erf(g / sqrt(2)) as tanh(sqrt(2/pi) * (g + 0.044715 g^3)) */
+  /* Not gated: w_gate is absent, and w_up alone gives u. */
+  CQSA_MOE_SILU = 3,        /* u * sigmoid(u) */
+  CQSA_MOE_GELU = 4,        /* as GEGLU without its last factor */
+  CQSA_MOE_GELU_TANH = 5,
+  CQSA_MOE_RELU2 = 6        /* max(u, 0)^2 */
+};
+
+/* Where the rows of w_gate and w_up are. */
+enum {
+  CQSA_MOE_SEPARATE = 0,    /* each in its own [inter, hidden] */
+  CQSA_MOE_CONCAT = 1,      /* both in w_gate, [2 * inter, hidden]: the rows of gate, then those of up; w_up is NULL. b_gate likewise */
+  CQSA_MOE_INTERLEAVED = 2  /* likewise, even rows are gate's, odd rows up's */
+};
+
+enum {
+  CQSA_MOE_PRECISION_AUTO = 0, /* Q8 */
+  /* For weights of blocks: 32 activations become int8 and a scale, code = rint(x * (127 / a)), scale = a / 127, with a their largest magnitude (127 / a not
+   * finite: all codes 0; a not finite: those too, and the scale NaN), and are multiplied as integers. The error is that of this rounding, some 1.1e-2 to 1.5e-2 of the result. Weights
+   * that are F32, F16 or BF16 are multiplied as by F16. */
+  CQSA_MOE_PRECISION_Q8 = 1,
+  CQSA_MOE_PRECISION_F16 = 2   /* activations and weights at f16 precision or better, f32 sums */
+};
+
+enum {
+  CQSA_MOE_COMBINED = 0, /* out [tokens, hidden] */
+  CQSA_MOE_PER_SLOT = 1  /* out F32 [tokens * k, hidden]: y of each (t, s), not weighted; zeros where there is none. No shared expert */
+};
+
+/* Bits of cqsa_moe_matrix.flags. */
+enum { CQSA_MOE_MAPPED = 1 << 0 }; /* host memory that is a mapped file */
+
+/* The matrix of one expert. 64 bytes, frozen for ever, the same on the host and in the memory of a device. */
+typedef struct cqsa_moe_matrix {
+  const void *data;         /* NULL: not here. Alignment as in section 15 */
+  uint64_t data_bytes;      /* that lie at data: what the rows need; anything else is refused. 0: not stated */
+  uint64_t row_bytes;       /* from one row to the next; 0: compact */
+  const void *scale;        /* NULL: no format of this version has scales that lie apart */
+  cqsa_quant_format format; /* CQSA_QUANT_* */
+  int32_t device_type;      /* CQSA_DEVICE_* of data; 0: memory of the context's device */
+  int32_t device_id;
+  uint32_t flags;           /* CQSA_MOE_MAPPED */
+  int64_t reserved[2];      /* 0 */
+} cqsa_moe_matrix;
+
+/* One projection of every expert. Formats may differ from expert to expert and between projections. The matrices are given in one of three ways. */
+typedef struct cqsa_moe_weights {
+  uint32_t struct_size;
+  uint32_t flags;                        /* none yet */
+  int64_t num_experts;                   /* 1..4096, the same for all projections */
+  int64_t rows;                          /* of an expert */
+  int64_t row_elements;                  /* a multiple of the format's block */
+  const cqsa_moe_matrix *experts;        /* num_experts of them in host memory, read before the call returns; or NULL */
+  const cqsa_moe_matrix *device_experts; /* num_experts of them in memory of the context's device (not on the CPU backend), or NULL. The kernels read them, so
+                                          * a graph sees at each replay what has been written there since. Nobody checks them: all have the format all.format,
+                                          * data there is NULL or whole */
+  cqsa_moe_matrix all;                   /* both NULL: one block of memory with every expert, data_bytes those of all */
+  uint64_t expert_bytes;                 /* .. from one expert to the next; 0: rows * row_bytes */
+} cqsa_moe_weights;
+#define CQSA_MOE_MATRIX_INIT { 0, 0, 0, 0, 0, 0, 0, 0, { 0, 0 } }
+#define CQSA_MOE_WEIGHTS_INIT { sizeof(cqsa_moe_weights), 0, 0, 0, 0, 0, 0, CQSA_MOE_MATRIX_INIT, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_moe_weights_init(cqsa_moe_weights *weights, uint64_t size);
+
+/* An expert for every token: out += sigmoid(gate) * y. Activation and layout are those of the others; inter may be another. */
+typedef struct cqsa_moe_shared {
+  uint32_t struct_size;
+  uint32_t flags;                 /* none yet */
+  const cqsa_moe_weights *w_gate; /* num_experts 1 */
+  const cqsa_moe_weights *w_up;
+  const cqsa_moe_weights *w_down;
+  const cqsa_tensor *gate;        /* F32 [hidden]: the gate is its dot product with x[t]; or F32 [tokens, 1]: the gate itself; NULL: the factor is 1 */
+} cqsa_moe_shared;
+#define CQSA_MOE_SHARED_INIT { sizeof(cqsa_moe_shared), 0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_moe_shared_init(cqsa_moe_shared *shared, uint64_t size);
+
+/* Bits of cqsa_moe_args.flags. */
+enum { CQSA_MOE_BATCH_INVARIANT = 1 << 0 };
+
+typedef struct cqsa_moe_args {
+  uint32_t struct_size;
+  uint32_t flags;                  /* CQSA_MOE_BATCH_INVARIANT */
+  const cqsa_tensor *x;            /* F32, F16, BF16 [tokens, hidden], any strides, as everywhere here */
+  const cqsa_tensor *topk_ids;     /* I32, I64 [tokens, k], k 1..64 */
+  const cqsa_tensor *topk_weights; /* F32 [tokens, k]; PER_SLOT: NULL, or not looked at */
+  const cqsa_moe_weights *w_gate;  /* see gate_up_layout; NULL where nothing is gated */
+  const cqsa_moe_weights *w_up;
+  const cqsa_moe_weights *w_down;  /* [hidden, inter] */
+  const cqsa_tensor *b_gate;       /* F32 [num_experts, rows of w_gate], or NULL */
+  const cqsa_tensor *b_up;
+  const cqsa_tensor *b_down;
+  const cqsa_tensor *expert_map;   /* I32 [n]: ids are 0 .. n - 1, and the expert of id i is expert_map[i] of the weights, -1: not here, which contributes
+                                    * nothing. For experts that are spread over several machines. NULL: the ids are those of the weights */
+  const cqsa_moe_shared *shared;   /* or NULL */
+  const cqsa_tensor *out;          /* output, see CQSA_MOE_COMBINED; F32, F16, BF16 */
+  const cqsa_tensor *counters;     /* NULL, or I64 [2], to which is added: ids out of range, and ids of experts whose data is NULL; both skipped. A backend
+                                    * whose ids the host sees refuses them instead */
+  int32_t gate_up_layout;          /* CQSA_MOE_SEPARATE, .. */
+  int32_t activation;              /* CQSA_MOE_SWIGLU, .. */
+  float alpha;                     /* SWIGLU; 0 counts as 1 */
+  float beta;                      /* SWIGLU */
+  float limit;                     /* SWIGLU; 0: none */
+  int32_t precision;               /* CQSA_MOE_PRECISION_* */
+  int32_t output;                  /* CQSA_MOE_COMBINED, .. */
+  int32_t reserved;                /* 0 */
+  uint64_t max_bytes;              /* most workspace that the library may take, on a device its memory: tokens then go through in pieces. 0: no limit */
+  void *workspace;                 /* NULL: the library allocates what is needed; else see cqsa_moe_workspace(). Its contents do not matter */
+  uint64_t workspace_bytes;
+} cqsa_moe_args;
+#define CQSA_MOE_ARGS_INIT \
+  { sizeof(cqsa_moe_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0f, 0.0f, 0.0f, 0, 0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_moe_args_init(cqsa_moe_args *args, uint64_t size);
+
+/* The layer as above. All on the context's device; on the CPU backend weights may be in any host memory. stream: on a backend with memory of its own the
+ * work is queued (enqueue mode of section 9), and may be captured when it needs no workspace or was given one; NULL on the CPU backend. Errors:
+ * NULL_POINTER (also an expert without data that has tokens), STRUCT_SIZE, SHAPE (a row that is no multiple of the block, bytes too few or too many, counts of
+ * experts that differ, ..), DTYPE, DEVICE, STRIDES, OVERLAP, INDEX (an id, an entry of expert_map), INVALID_ARGUMENT, UNKNOWN_FLAG (no such format, ..),
+ * WORKSPACE, UNSUPPORTED, BUDGET_TOO_SMALL (the message says the least), OUT_OF_*, CALLBACK, RUNTIME, CAPTURE_UNSAFE. Thread class: const (context), each call
+ * with its own workspace. Since 0.1. */
+CQSA_API cqsa_status cqsa_moe_prefill(cqsa_context *context, const cqsa_moe_args *args, void *stream);
+/* Bytes of workspace with which the call above allocates nothing, aligned to CQSA_WORKSPACE_ALIGNMENT: host memory on the CPU backend, device memory
+ * otherwise. Exact: one byte less is refused. Looks at shapes, types and formats only, not at data. Errors: as above. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_moe_workspace(const cqsa_context *context, const cqsa_moe_args *args, uint64_t *bytes_out);
+/* Which implementation runs it, how the activations of each projection are taken, in how many pieces, and why each earlier implementation declined: text of
+ * several lines, the first "impl=NAME". Errors: as above. Thread class: const. Since 0.1. */
+CQSA_API cqsa_status cqsa_moe_explain(const cqsa_context *context, const cqsa_moe_args *args, char *buffer, uint64_t size, uint64_t *length_out);
+
+enum {
+  CQSA_MOE_SOFTMAX = 0, /* score = softmax of the logits over all experts */
+  CQSA_MOE_SIGMOID = 1  /* score = sigmoid(logit) */
+};
+enum {
+  CQSA_MOE_GROUP_MAX = 0, /* a group is as good as its best expert */
+  CQSA_MOE_GROUP_TOP2 = 1 /* .. as the sum of its best two */
+};
+/* Bits of cqsa_moe_route_args.flags. */
+enum { CQSA_MOE_RENORMALISE = 1 << 0 }; /* the k weights are divided by their sum (a sum of 0 stays) */
+
+/* Router. Experts are chosen by score + bias, the largest first, of equals the one of the lower id; their weights are the scores, without bias, in f32.
+ * With groups, num_experts / num_groups neighbours each, only experts of the topk_groups best groups may be chosen (ties as above). Where neither a bias nor
+ * GROUP_TOP2 adds to scores, logits are compared, which rounding has not made equal. A NaN logit is -Inf. */
+typedef struct cqsa_moe_route_args {
+  uint32_t struct_size;
+  uint32_t flags;                  /* CQSA_MOE_RENORMALISE */
+  const cqsa_tensor *logits;       /* F32, F16, BF16 [tokens, num_experts] */
+  const cqsa_tensor *bias;         /* F32 [num_experts], or NULL */
+  const cqsa_tensor *topk_ids;     /* output, I32, I64 [tokens, k], k up to 64 and the experts that may be chosen */
+  const cqsa_tensor *topk_weights; /* output, F32 [tokens, k] */
+  int32_t scoring;                 /* CQSA_MOE_SOFTMAX, .. */
+  int32_t group_score;             /* CQSA_MOE_GROUP_MAX, .. */
+  int32_t num_groups;              /* 0: no groups; otherwise it divides num_experts */
+  int32_t topk_groups;             /* 1..num_groups; 0 without groups */
+  float scale;                     /* a factor for the weights at the end; 0 counts as 1 */
+  int32_t reserved;                /* 0 */
+} cqsa_moe_route_args;
+#define CQSA_MOE_ROUTE_ARGS_INIT { sizeof(cqsa_moe_route_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0f, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_moe_route_args_init(cqsa_moe_route_args *args, uint64_t size);
+/* The router as above. stream: on a backend with memory of its own the work is queued, needs no memory and can be captured (section 9); NULL on the CPU
+ * backend. Errors: as cqsa_moe_prefill(). Thread class: const (context). Since 0.1. */
+CQSA_API cqsa_status cqsa_moe_route(cqsa_context *context, const cqsa_moe_route_args *args, void *stream);
+
+/* Slots t * k + s in the order of their experts, and within an expert in their own order. */
+typedef struct cqsa_moe_group_args {
+  uint32_t struct_size;
+  uint32_t flags;                /* none yet */
+  const cqsa_tensor *topk_ids;   /* I32, I64 [tokens, k] */
+  const cqsa_tensor *expert_map; /* as in cqsa_moe_args */
+  const cqsa_tensor *offsets;    /* output, I32, I64 [num_experts + 1]: expert e has entries offsets[e] .. offsets[e + 1] of order */
+  const cqsa_tensor *order;      /* output, the same type [tokens * k]: slots; -1 past the last */
+  const cqsa_tensor *counts;     /* output, the same type [num_experts], or NULL */
+  const cqsa_tensor *places;     /* output, the same type [tokens, k]: where a slot is in order, -1: nowhere; or NULL */
+  const cqsa_tensor *counters;   /* as in cqsa_moe_args; its second is left as it is */
+} cqsa_moe_group_args;
+#define CQSA_MOE_GROUP_ARGS_INIT { sizeof(cqsa_moe_group_args), 0, 0, 0, 0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_moe_group_args_init(cqsa_moe_group_args *args, uint64_t size);
+/* Grouping as above. stream and errors: as cqsa_moe_route(). Thread class: const (context). Since 0.1. */
+CQSA_API cqsa_status cqsa_moe_group(cqsa_context *context, const cqsa_moe_group_args *args, void *stream);
+
+/* x, F32, F16, BF16 [rows, n], to codes, I8 [rows, n], and scales, F32 [rows, n / 32], as CQSA_MOE_PRECISION_Q8 has it; the same bits on every backend. n is
+ * a multiple of 32. stream and errors: as cqsa_moe_route(). Thread class: const (context). Since 0.1. */
+CQSA_API cqsa_status cqsa_moe_quantize_activations(cqsa_context *context, const cqsa_tensor *x, const cqsa_tensor *codes, const cqsa_tensor *scales, void *stream);
+
+/* out[t] = sum_s topk_weights[t, s] * y[t * k + s], in f32 and in order: what CQSA_MOE_COMBINED makes of PER_SLOT. Where topk_ids is given and below 0, and where
+ * the weight is 0, y is not looked at. */
+typedef struct cqsa_moe_combine_args {
+  uint32_t struct_size;
+  uint32_t flags;                  /* none yet */
+  const cqsa_tensor *y;            /* F32 [tokens * k, hidden] */
+  const cqsa_tensor *topk_weights; /* F32 [tokens, k] */
+  const cqsa_tensor *topk_ids;     /* I32, I64 [tokens, k], or NULL */
+  const cqsa_tensor *out;          /* output, F32, F16, BF16 [tokens, hidden] */
+} cqsa_moe_combine_args;
+#define CQSA_MOE_COMBINE_ARGS_INIT { sizeof(cqsa_moe_combine_args), 0, 0, 0, 0, 0 }
+/* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
+CQSA_API void cqsa_moe_combine_args_init(cqsa_moe_combine_args *args, uint64_t size);
+/* Combines as above. stream and errors: as cqsa_moe_route(). Thread class: const (context). Since 0.1. */
+CQSA_API cqsa_status cqsa_moe_combine(cqsa_context *context, const cqsa_moe_combine_args *args, void *stream);
 
 #ifdef __cplusplus
 }

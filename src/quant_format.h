@@ -59,6 +59,11 @@ constexpr cqsa_quant_format quant_format_of_ggml(uint32_t type) {
   return CQSA_QUANT_NONE;
 }
 
+// value = scale * code - minimum, with codes of 0 and more.
+constexpr bool quant_has_minimum(cqsa_quant_format format) {
+  return format == CQSA_QUANT_Q4_1 || format == CQSA_QUANT_Q5_1 || format == CQSA_QUANT_Q2_K || format == CQSA_QUANT_Q4_K || format == CQSA_QUANT_Q5_K;
+}
+
 cqsa_status describe_quant_format(cqsa_quant_format format, cqsa_quant_format_info* info_out);
 
 // A caller's matrix, checked but for its memory: whether that may be used is asked with bytes().

@@ -5,6 +5,7 @@
 #include "kv_job.h"
 #include "fp8_job.h"
 #include "quant_job.h"
+#include "moe_job.h"
 
 #include "dtype.h"
 
@@ -229,6 +230,11 @@ cqsa_backend_v1 make_backend() {
   b.fp8_gemm = fp8_gemm_impls(&b.num_fp8_gemm);
   b.dequantize_rows = dequantize_rows;
   b.quantize_rows = quantize_rows;
+  b.moe = moe_impls(&b.num_moe);
+  b.moe_route = moe_route;
+  b.moe_group = moe_group;
+  b.moe_quantize = moe_quantize;
+  b.moe_combine = moe_combine;
   return b;
 }
 

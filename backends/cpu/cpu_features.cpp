@@ -34,6 +34,7 @@ features detect() {
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return out;
   out.avx2 = has(low, 0x06) && has(b, bit(5) | bit(3) | bit(8));  // AVX2, BMI1, BMI2
   out.avx512 = out.avx2 && has(low, 0xe6) && has(b, bit(16) | bit(17) | bit(28) | bit(30) | bit(31));  // F, DQ, CD, BW, VL
+  out.avx512_vnni = out.avx512 && has(c, bit(11));
   const bool tiles = has(d, bit(22) | bit(24)) && has(low, bit(17) | bit(18));  // AMX-BF16, AMX-TILE
   if (a < 1 || !__get_cpuid_count(7, 1, &a, &b, &c, &d)) return out;
   out.avx512_bf16 = out.avx512 && has(a, bit(5));

@@ -5,7 +5,7 @@
 namespace cqsa::cpu {
 
 struct features {
-  bool avx2, avx512, avx512_bf16;
+  bool avx2, avx512, avx512_bf16, avx512_vnni;
   bool amx;  // the instructions; whether this process may use them is another question
 };
 const features& this_cpu();

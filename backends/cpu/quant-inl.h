@@ -101,7 +101,7 @@ static inline bool moves_only(cqsa_quant_format format, cqsa_dtype out) {
          (format == CQSA_QUANT_BF16 && out == CQSA_DTYPE_BF16);
 }
 
-static void decode_piece(const cqsa_dequantize_leaf* leaf, const uint8_t* from, int64_t n, char* to, quant_scratch* mem) {
+[[maybe_unused]] static void decode_piece(const cqsa_dequantize_leaf* leaf, const uint8_t* from, int64_t n, char* to, quant_scratch* mem) {
   const cqsa_dtype dtype = leaf->out_dtype;
   const int64_t stride = leaf->out_stride[1];
   if (moves_only(leaf->format, dtype)) return scatter_elements((const char*)from, stride, element_bytes(dtype), n, to);
@@ -110,7 +110,7 @@ static void decode_piece(const cqsa_dequantize_leaf* leaf, const uint8_t* from, 
   store_row(mem->row, dtype, stride, n, mem->ops, mem->raw, to);
 }
 
-static void load_piece(const char* from, cqsa_dtype dtype, int64_t stride, int64_t n, quant_scratch* mem) {
+[[maybe_unused]] static void load_piece(const char* from, cqsa_dtype dtype, int64_t stride, int64_t n, quant_scratch* mem) {
   load_row(from, dtype, stride, n, mem->raw, mem->row);
 }
 

@@ -36,4 +36,13 @@
   X(cqsa_quant_simple, 256, 0)      \
   X(cqsa_quant_k, 256, 0)           \
   X(cqsa_quant_iq, 256, 0)          \
-  X(cqsa_quant_plain, 256, 0)
+  X(cqsa_quant_plain, 256, 0)           \
+  X(cqsa_gpu_moe_take, 256, 0)      \
+  X(cqsa_gpu_moe_describe, 128, 0)  \
+  X(cqsa_gpu_moe_group, 256, 0)     \
+  X(cqsa_gpu_moe_tile, 256, 0)      \
+  X(cqsa_gpu_moe_few_codes, 128, 0) \
+  X(cqsa_gpu_moe_few_numbers, 128, 0) \
+  X(cqsa_gpu_moe_combine, 256, 0)   \
+  X(cqsa_gpu_moe_quantize, 256, 0)  \
+  X(cqsa_gpu_moe_route, 128, 0)

@@ -135,6 +135,20 @@ CQSA_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) { ret
 // Eight aligned bytes. No hint here either: .cs takes 1 of 53 us more.
 CQSA_DEVICE void store_once8(void* to, uint32_t low, uint32_t high) { *static_cast<uint2*>(to) = make_uint2(low, high); }
 
+// c plus the products of four signed bytes.
+#if defined(__HIP__) && (defined(__GFX9__) || defined(__gfx1030__))
+CQSA_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __builtin_amdgcn_sdot4(int(a), int(b), c, false); }
+#elif defined(__HIP__) && defined(__GFX11__)
+CQSA_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __builtin_amdgcn_sudot4(true, int(a), true, int(b), c, false); }
+#elif defined(__HIP__)
+CQSA_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t c) {
+  for (int i = 0; i < 4; ++i) c += int8_t(a >> 8 * i) * int8_t(b >> 8 * i);
+  return c;
+}
+#else
+CQSA_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t c) { return __dp4a(int(a), int(b), c); }
+#endif
+
 // Two numbers, neither of them NaN, to FP8 codes, to nearest even and saturated; the first one low. Only where has_fp8.
 #if !defined(__HIP__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 constexpr bool has_fp8 = true;
@@ -216,6 +230,7 @@ CQSA_DEVICE float log_f32(float x) { return logf(x); }
 CQSA_DEVICE double log_f64(double x) { return log(x); }
 CQSA_DEVICE double exp_f64(double x) { return exp(x); }
 CQSA_DEVICE float tanh_f32(float x) { return tanhf(x); }
+CQSA_DEVICE float erf_f32(float x) { return erff(x); }
 CQSA_DEVICE float max_f32(float a, float b) { return fmaxf(a, b); }
 CQSA_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
 CQSA_DEVICE float float_of(uint32_t x) { return __uint_as_float(x); }

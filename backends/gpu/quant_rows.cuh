@@ -60,24 +60,19 @@ template <int Lanes> CQSA_DEVICE float4x values_at(const quant_team<Lanes>& t, i
   return out;
 }
 
-// Pairs of values to words, by what makes one of two.
-template <class Pack> CQSA_DEVICE word4x pack_halves(const float4x (&x)[2], const Pack& pack) {
+// The 16 bytes of out that Words words of codes become. Only a scale that is not finite makes a NaN, which has bits of its own.
+template <int Words> CQSA_DEVICE word4x pack_values(int kind, bool finite, const float4x (&x)[Words]) {
   word4x out;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) out.x[i] = pack(x[i / 2].x[i % 2 * 2], x[i / 2].x[i % 2 * 2 + 1]);
-  return out;
-}
-
-// The 16 bytes of out that values become. Only a scale that is not finite makes a NaN, which has bits of its own.
-CQSA_DEVICE word4x pack_values(int kind, bool finite, const float4x (&x)[2]) {
-  if (!finite) return pack_halves(x, [&](float low, float high) { return encode_u16(kind, low) | encode_u16(kind, high) << 16; });
-  if (kind == kind_f16) return pack_halves(x, [](float low, float high) { return pair_of_f16(low, high); });
-  return pack_halves(x, [](float low, float high) { return pair_of_bf16(low, high); });
-}
-CQSA_DEVICE word4x pack_values(int, bool finite, const float4x (&x)[1]) {
-  word4x out;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) out.x[i] = bits_of(finite ? x[0].x[i] : plain_nan(x[0].x[i]));
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (Words == 1) {
+      out.x[i] = bits_of(finite ? x[0].x[i] : plain_nan(x[0].x[i]));
+    } else {
+      const float low = x[i / 2].x[i % 2 * 2], high = x[i / 2].x[i % 2 * 2 + 1];
+      if (!finite) out.x[i] = encode_u16(kind, low) | encode_u16(kind, high) << 16;
+      else out.x[i] = kind == kind_f16 ? pair_of_f16(low, high) : pair_of_bf16(low, high);
+    }
+  }
   return out;
 }
 
@@ -94,7 +89,7 @@ template <int Words, int Lanes> CQSA_DEVICE void write_wide(const quant_rows_par
     float4x values[Words];
 #pragma unroll
     for (int w = 0; w < Words; ++w) values[w] = values_at(t, from, word + w);
-    const word4x packed = pack_values(p.out.kind, is_finite(numbers[0]) && is_finite(numbers[2]), values);
+    const word4x packed = pack_values<Words>(p.out.kind, is_finite(numbers[0]) && is_finite(numbers[2]), values);
     *reinterpret_cast<word4x*>(p.out.data + (place + 4 * word) * (Words == 1 ? 4 : 2)) = packed;
   }
 }

@@ -27,6 +27,15 @@ set(CQSA_GPU_KERNELS
   kv_append_q4.cu
   kv_gather.cu
   merge.cu
+  moe_combine.cu
+  moe_describe.cu
+  moe_few_codes.cu
+  moe_few_numbers.cu
+  moe_group.cu
+  moe_quantize.cu
+  moe_route.cu
+  moe_take.cu
+  moe_tile.cu
   quant_iq.cu
   quant_k.cu
   quant_plain.cu
@@ -45,6 +54,9 @@ set(CQSA_GPU_HOST
   gather_leaf.cpp
   kv_leaf.cpp
   merge_leaf.cpp
+  moe_fill.cpp
+  moe_leaf.cpp
+  moe_parts_leaf.cpp
   quant_leaf.cpp
   selected_leaf.cpp)
 list(TRANSFORM CQSA_GPU_KERNELS PREPEND ${CMAKE_CURRENT_LIST_DIR}/)

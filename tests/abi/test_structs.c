@@ -190,6 +190,67 @@ static cqsa_status call_gemm_workspace(void *memory) {
 }
 static cqsa_status call_gemm_explain(void *memory) { return cqsa_fp8_gemm_explain(context, memory, NULL, 0, NULL); }
 
+
+/* One token, one expert of F32, hidden and inter 1. */
+static float one_x[1] = {1}, one_w[1] = {1}, one_y[1] = {1};
+static int32_t one_id[1], index_out[2], place_out[1];
+static int64_t one_shape[2] = {1, 1}, two_shape[1] = {2};
+static cqsa_tensor moe_x, moe_ids, moe_weights, moe_out, chosen_ids, chosen_weights, moe_offsets, moe_order, moe_y;
+static cqsa_moe_weights expert = CQSA_MOE_WEIGHTS_INIT;
+static cqsa_moe_shared shared = CQSA_MOE_SHARED_INIT;
+
+static cqsa_moe_args small_moe(void) {
+  cqsa_moe_args args = CQSA_MOE_ARGS_INIT;
+  args.x = &moe_x;
+  args.topk_ids = &moe_ids;
+  args.topk_weights = &moe_weights;
+  args.w_gate = args.w_up = args.w_down = &expert;
+  args.out = &moe_out;
+  return args;
+}
+static void make_moe(void) {
+  moe_x = q;
+  moe_x.ndim = 2;
+  moe_x.shape = one_shape;
+  moe_x.data = one_x;
+  moe_weights = moe_out = chosen_weights = moe_ids = moe_y = moe_x;
+  moe_weights.data = one_w;
+  moe_y.data = one_y;
+  moe_out.data = out_data;
+  chosen_weights.data = out_data;
+  moe_ids.dtype = CQSA_DTYPE_I32;
+  chosen_ids = moe_ids;
+  moe_ids.data = one_id;
+  chosen_ids.data = place_out;
+  moe_offsets = moe_order = chosen_ids;
+  moe_offsets.ndim = moe_order.ndim = 1;
+  moe_offsets.shape = two_shape;
+  moe_offsets.data = index_out;
+  expert.num_experts = expert.rows = expert.row_elements = 1;
+  expert.all.data = one_w;
+  expert.all.format = CQSA_QUANT_F32;
+  shared.w_gate = shared.w_up = shared.w_down = &expert;
+}
+static cqsa_status call_moe(void *memory) { return cqsa_moe_prefill(context, memory, NULL); }
+static cqsa_status call_moe_workspace(void *memory) {
+  uint64_t bytes = 0;
+  return cqsa_moe_workspace(context, memory, &bytes);
+}
+static cqsa_status call_moe_explain(void *memory) { return cqsa_moe_explain(context, memory, NULL, 0, NULL); }
+static cqsa_status call_moe_weights(void *memory) {
+  cqsa_moe_args args = small_moe();
+  args.w_down = memory;
+  return cqsa_moe_prefill(context, &args, NULL);
+}
+static cqsa_status call_moe_shared(void *memory) {
+  cqsa_moe_args args = small_moe();
+  args.shared = memory;
+  return cqsa_moe_prefill(context, &args, NULL);
+}
+static cqsa_status call_moe_route(void *memory) { return cqsa_moe_route(context, memory, NULL); }
+static cqsa_status call_moe_group(void *memory) { return cqsa_moe_group(context, memory, NULL); }
+static cqsa_status call_moe_combine(void *memory) { return cqsa_moe_combine(context, memory, NULL); }
+
 static void expect(const char *name, const char *what, call_fn call, big *memory, cqsa_status wanted) {
   cqsa_status status;
   memset(out_data, 0x5A, sizeof out_data);
@@ -271,6 +332,10 @@ int main(void) {
   cqsa_fp8_scale_args from_amax = CQSA_FP8_SCALE_ARGS_INIT;
   cqsa_fp8_dequantize_args dequantize = CQSA_FP8_DEQUANTIZE_ARGS_INIT;
   cqsa_fp8_gemm_args gemm = CQSA_FP8_GEMM_ARGS_INIT;
+  cqsa_moe_args moe;
+  cqsa_moe_route_args route = CQSA_MOE_ROUTE_ARGS_INIT;
+  cqsa_moe_group_args group = CQSA_MOE_GROUP_ARGS_INIT;
+  cqsa_moe_combine_args combine = CQSA_MOE_COMBINE_ARGS_INIT;
   cqsa_tensor rows, cells, taken, another_scale;
   cqsa_quant_tensor coded = CQSA_QUANT_TENSOR_INIT, made;
   cqsa_quant_format_info format_info = CQSA_QUANT_FORMAT_INFO_INIT;
@@ -281,6 +346,17 @@ int main(void) {
   make_tensors();
   make_selected(&selected);
   make_fp8();
+  make_moe();
+  moe = small_moe();
+  route.logits = &moe_x;
+  route.topk_ids = &chosen_ids;
+  route.topk_weights = &chosen_weights;
+  group.topk_ids = &moe_ids;
+  group.offsets = &moe_offsets;
+  group.order = &moe_order;
+  combine.y = &moe_y;
+  combine.topk_weights = &moe_weights;
+  combine.out = &moe_out;
   quantize.x = &matrix;
   quantize.row.out = &codes;
   another_scale = scale;
@@ -364,6 +440,14 @@ int main(void) {
   CHECK(call_dequantize_rows, coded, 1);
   CHECK(call_quantize_rows, made, 1);
   CHECK(call_format, format_info, 0);
+  CHECK(call_moe, moe, 1);
+  CHECK(call_moe_workspace, moe, 1);
+  CHECK(call_moe_explain, moe, 1);
+  CHECK(call_moe_weights, expert, 1);
+  CHECK(call_moe_shared, shared, 1);
+  CHECK(call_moe_route, route, 1);
+  CHECK(call_moe_group, group, 1);
+  CHECK(call_moe_combine, combine, 1);
   cqsa_plan_destroy(plan);
   cqsa_context_destroy(context);
   printf("%d failures\n", failures);

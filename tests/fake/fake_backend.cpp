@@ -17,6 +17,7 @@
 #include "fake_fp8.h"
 #include "fake_leaf.h"
 #include "fake_memory.h"
+#include "fake_moe.h"
 #include "fake_selected.h"
 #include "fake_stream.h"
 
@@ -484,6 +485,19 @@ constexpr cqsa_fp8_gemm_impl fp8_gemm_impls[] = {
     {"fake_vendor", "k of 16", CQSA_FP8_PROVIDER_VENDOR, 0, fp8_vendor_probe, fp8_gemm_workspace_of, fp8_gemm},
     {"fake_own", "none", CQSA_FP8_PROVIDER_OWN, 0, fp8_own_probe, fp8_gemm_workspace_of, fp8_gemm}};
 
+// ---- experts ----------------------------------------------------------------------------------------------------------------
+
+cqsa_status moe_launch(void*, const cqsa_moe_leaf* leaf, void* workspace, uint64_t bytes, const cqsa_exec*, void* s) {
+  return queue_fp8([&](auto& work) { return prepare_moe(*leaf, workspace, bytes, work); }, true, s);
+}
+template <class Leaf>
+cqsa_status moe_plain(void*, const Leaf* leaf, const cqsa_exec*, void* s) {
+  return queue_fp8([&](auto& work) { return prepare_moe(*leaf, work); }, true, s);
+}
+cqsa_status moe_probe(void*, const cqsa_moe_leaf*, char*, uint64_t) { return CQSA_OK; }
+
+constexpr cqsa_moe_impl moe_impls[] = {{"fake_moe", "none", moe_probe, moe_workspace_of, moe_launch}};
+
 // ---- enqueue mode -----------------------------------------------------------------------------------------------------------
 
 cqsa_status stream_query(void*, void* s, int32_t* capturing) {
@@ -577,7 +591,13 @@ constexpr cqsa_backend_v1 backend = {sizeof(cqsa_backend_v1),
                                      fp8_gemm_impls,
                                      2,
                                      dequantize_rows,
-                                     nullptr};
+                                     nullptr,
+                                     moe_impls,
+                                     1,
+                                     moe_plain<cqsa_moe_route_leaf>,
+                                     moe_plain<cqsa_moe_group_leaf>,
+                                     moe_plain<cqsa_moe_quantize_leaf>,
+                                     moe_plain<cqsa_moe_combine_leaf>};
 
 }  // namespace
 }  // namespace fake

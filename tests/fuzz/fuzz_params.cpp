@@ -293,6 +293,68 @@ struct session {
     passed(cqsa_quantize_rows(lasting, &values.view, &w, nullptr));
   }
 
+  // One block of experts whose size is stated, so that larger sizes are refused; numbers and blocks are whatever the bytes say.
+  static bool weights(bytes& in, tensor& data, int64_t experts, int64_t rows, int64_t elements, cqsa_moe_weights& w) {
+    cqsa_quant_format_info info = CQSA_QUANT_FORMAT_INFO_INIT;
+    const cqsa_quant_format format = in.one_of<cqsa_quant_format>({CQSA_QUANT_F32, CQSA_QUANT_BF16, CQSA_QUANT_Q4_0, CQSA_QUANT_Q5_1, CQSA_QUANT_Q8_0, CQSA_QUANT_MXFP4});
+    if (!passed(cqsa_quant_format_query(format, &info))) std::abort();
+    data.make(in, CQSA_DTYPE_U8, {experts, rows, elements / info.block_elements * info.block_bytes});
+    w.num_experts = experts, w.rows = rows, w.row_elements = elements;
+    w.all.format = in.byte() % 16 ? format : in.byte() % 30, w.all.data = data.view.data, w.all.data_bytes = static_cast<uint64_t>(data.memory_bytes);
+    if (in.byte() % 16 == 0) w.num_experts = in.number();
+    if (in.byte() % 16 == 0) w.rows = in.number();
+    if (in.byte() % 16 == 0) w.all.row_bytes = static_cast<uint64_t>(in.number());
+    if (in.byte() % 16 == 0) w.expert_bytes = static_cast<uint64_t>(in.number());
+    if (in.byte() % 16 == 0) w.all.device_type = in.byte() % 16, w.all.flags = in.byte() % 4;
+    return w.all.data_bytes != 0;
+  }
+
+  void moe(bytes& in) {
+    const cqsa_dtype floats[] = {CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16};
+    const int64_t tokens = in.upto(3), k = in.upto(3), experts = 1 + in.upto(3), hidden = 32 * in.upto(2), inter = 32 * (1 + in.upto(1));
+    const cqsa_dtype index = in.byte() % 2 ? CQSA_DTYPE_I32 : CQSA_DTYPE_I64;
+    const int32_t layout = in.byte() % 4, activation = in.byte() % 8;
+    tensor t[9], data[3];  // x, ids, weights, out, map, codes, scales, offsets, order
+    cqsa_moe_weights w[3] = {CQSA_MOE_WEIGHTS_INIT, CQSA_MOE_WEIGHTS_INIT, CQSA_MOE_WEIGHTS_INIT};
+    t[0].make(in, floats[in.byte() % 3], {tokens, hidden});
+    t[1].make_index(in, index, {tokens, k}, 1);
+    t[2].make(in, CQSA_DTYPE_F32, {tokens, k});
+    t[3].make(in, CQSA_DTYPE_F32, {in.byte() % 2 ? tokens : tokens * k, hidden});
+    t[4].make_index(in, CQSA_DTYPE_I32, {1 + in.upto(5)}, 1);
+    t[5].make(in, CQSA_DTYPE_I8, {tokens, hidden});
+    t[6].make(in, CQSA_DTYPE_F32, {tokens, hidden / 32});
+    t[7].make(in, index, {experts + 1});
+    t[8].make(in, index, {tokens * k});
+    if (in.byte() % 2) t[in.byte() % 9].spoil(in);
+    for (const tensor& one : t)
+      if (!one.honest()) return;
+    if (!weights(in, data[0], experts, layout == 0 ? inter : 2 * inter, hidden, w[0]) || !weights(in, data[1], experts, inter, hidden, w[1]) ||
+        !weights(in, data[2], experts, hidden, inter, w[2]))
+      return;
+    cqsa_moe_args args = CQSA_MOE_ARGS_INIT;
+    args.x = &t[0].view, args.topk_ids = &t[1].view, args.topk_weights = &t[2].view, args.out = &t[3].view;
+    args.w_gate = activation < 3 ? &w[0] : nullptr, args.w_up = layout == 0 ? &w[1] : nullptr, args.w_down = &w[2];
+    args.gate_up_layout = layout, args.activation = activation, args.precision = in.byte() % 4, args.output = in.byte() % 3;
+    if (in.byte() % 2) args.expert_map = &t[4].view;
+    if (in.byte() % 4 == 0) args.max_bytes = static_cast<uint64_t>(in.number());
+    uint64_t bytes_needed = 0;
+    char text[100];
+    passed(cqsa_moe_workspace(lasting, &args, &bytes_needed));
+    passed(cqsa_moe_explain(lasting, &args, text, sizeof text, nullptr));
+    passed(cqsa_moe_prefill(lasting, &args, nullptr));
+    passed(cqsa_moe_quantize_activations(lasting, &t[0].view, &t[5].view, &t[6].view, nullptr));
+    cqsa_moe_group_args group = CQSA_MOE_GROUP_ARGS_INIT;
+    group.topk_ids = &t[1].view, group.offsets = &t[7].view, group.order = &t[8].view, group.expert_map = args.expert_map;
+    passed(cqsa_moe_group(lasting, &group, nullptr));
+    cqsa_moe_combine_args combine = CQSA_MOE_COMBINE_ARGS_INIT;
+    combine.y = &t[3].view, combine.topk_weights = &t[2].view, combine.topk_ids = &t[1].view, combine.out = &t[0].view;
+    passed(cqsa_moe_combine(lasting, &combine, nullptr));
+    cqsa_moe_route_args route = CQSA_MOE_ROUTE_ARGS_INIT;
+    route.logits = &t[0].view, route.topk_ids = &t[1].view, route.topk_weights = &t[2].view, route.scoring = in.byte() % 3, route.flags = in.byte() % 2;
+    if (in.byte() % 2) route.num_groups = in.byte() % 9, route.topk_groups = in.byte() % 9, route.group_score = in.byte() % 3;
+    passed(cqsa_moe_route(lasting, &route, nullptr));
+  }
+
   // Lists are whatever the bytes say: without CHECK what is wrong in them is skipped.
   void selected(bytes& in) {
     const cqsa_dtype floats[] = {CQSA_DTYPE_F32, CQSA_DTYPE_F16, CQSA_DTYPE_BF16};
@@ -391,7 +453,7 @@ struct session {
       case 10:
         if (plans[at] && lasts[at]) describe(in, plans[at]);
         break;
-      case 14: quant(in); break;
+      case 14: in.byte() % 2 ? quant(in) : moe(in); break;
       default: cqsa_context_destroy(passing), passing = nullptr; break;
     }
   }

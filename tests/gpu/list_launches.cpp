@@ -7,6 +7,7 @@
 #include "backends/gpu/fp8_gemm.h"
 #include "backends/gpu/gather.h"
 #include "backends/gpu/kv.h"
+#include "backends/gpu/moe.h"
 #include "backends/gpu/port.h"
 #include "backends/gpu/quant.h"
 #include "dtype.h"
@@ -159,6 +160,47 @@ void list_fp8() {
   portable_fp8_rings(&facts, &rings, nullptr, nullptr);
 }
 
+// Layers of every way that a product may be made, and each part by itself.
+cqsa_moe_set moe_set(cqsa_quant_format format, int64_t experts, int64_t rows, int64_t elements, const cqsa_moe_matrix* list) {
+  cqsa_moe_set s{};
+  s.num_experts = experts, s.rows = rows, s.row_elements = elements, s.format = format, s.all.data = somewhere, s.all.format = format, s.all.row_bytes = 64;
+  s.experts = list;
+  return s;
+}
+void list_moe_layers(const chip_case& c, cqsa_quant_format format, int64_t tokens, int32_t precision) {
+  const cqsa_moe_impl* all[] = {&sm90_moe, &sm80_moe, &portable_moe};
+  static cqsa_moe_matrix list[8];
+  for (cqsa_moe_matrix& m : list) m.data = nullptr, m.format = format;
+  device_facts facts{32, 8, c.shared_bytes, c.tier, c.tier};
+  cqsa_moe_leaf a{};
+  a.struct_size = sizeof a, a.chip = {c.tier, 8, c.shared_bytes, 0}, a.tokens = a.chunk = tokens, a.topk = 4, a.hidden = a.inter = 1024, a.num_experts = a.num_ids = 8;
+  a.precision = precision, a.x = a.out = {somewhere, CQSA_DTYPE_F16, 0, {1024, 1}}, a.ids = {somewhere, CQSA_DTYPE_I32, 0, {4, 1}};
+  a.weights = {somewhere, CQSA_DTYPE_F32, 0, {4, 1}};
+  a.gate = a.up = moe_set(format, 8, 1024, 1024, nullptr), a.down = moe_set(format, 8, 1024, 1024, list);
+  for (const cqsa_moe_impl* i : all)
+    if (i->probe(&facts, &a, nullptr, 0) == CQSA_OK) i->launch(&facts, &a, somewhere, plenty, nullptr, nullptr);
+}
+void list_moe() {
+  for (const chip_case& c : chips)
+    for (const cqsa_quant_format format : {CQSA_QUANT_F16, CQSA_QUANT_Q2_0, CQSA_QUANT_Q4_K})
+      for (const int64_t tokens : {1, 20, 60, 320, 4000})
+        for (const int32_t precision : {CQSA_MOE_PRECISION_Q8, CQSA_MOE_PRECISION_F16}) list_moe_layers(c, format, tokens, precision);
+  device_facts facts{32, 8, 64 << 10, 70, 0};
+  const cqsa_moe_rows f32{somewhere, CQSA_DTYPE_F32, 0, {64, 1}}, i32{somewhere, CQSA_DTYPE_I32, 0, {64, 1}}, i8{somewhere, CQSA_DTYPE_I8, 0, {64, 1}};
+  for (const int64_t experts : {8, 4096}) {
+    const cqsa_moe_route_leaf route{1, experts, 2, f32, i32, f32, nullptr, 0, 0, 0, 1, 1, 0, 1.0f};
+    portable_moe_route(&facts, &route, nullptr, nullptr);
+    cqsa_moe_group_leaf group{};
+    group.tokens = 1, group.topk = 2, group.num_experts = group.num_ids = experts, group.ids = i32, group.dtype = CQSA_DTYPE_I32;
+    group.offsets = group.order = somewhere;
+    portable_moe_group(&facts, &group, nullptr, nullptr);
+  }
+  const cqsa_moe_quantize_leaf quantize{1, 64, f32, i8, f32};
+  portable_moe_quantize(&facts, &quantize, nullptr, nullptr);
+  const cqsa_moe_combine_leaf combine{1, 2, 64, f32, f32, i32, f32};
+  portable_moe_combine(&facts, &combine, nullptr, nullptr);
+}
+
 void list_others() {
   device_facts facts{32, 8, 64 << 10, 70, 0};
   for (cqsa_quant_format format = CQSA_QUANT_F32; format <= CQSA_QUANT_NVFP4; ++format) {
@@ -188,7 +230,7 @@ void list_others() {
 
 int main() {
   using namespace cqsa::gpu;
-  list_attention(), list_selected(), list_fp8(), list_fp8_gemm(), list_others();
+  list_attention(), list_selected(), list_fp8(), list_fp8_gemm(), list_moe(), list_others();
   for (int32_t i = 0; i < int32_t(kernel_id::count); ++i)
     if (seen[i].ever) std::printf("%s %u %u\n", names[i], seen[i].least, seen[i].most);
 }

@@ -70,7 +70,7 @@ def test_every_function_is_declared_with_as_many_arguments():
 
 def test_constants(of_header):
     for name in dir(_ffi):
-        if re.match(r"(DTYPE|DEVICE|ATTENTION|SELECTED|FP8)_|ABI_VERSION", name) and isinstance(getattr(_ffi, name), int):
+        if re.match(r"(DTYPE|DEVICE|ATTENTION|SELECTED|FP8|MOE)_|ABI_VERSION", name) and isinstance(getattr(_ffi, name), int):
             assert (name, getattr(_ffi, name)) == (name, of_header["CQSA_" + name])
     for names, prefix in ((_ffi.BACKEND_STATES, "CQSA_BACKEND_"), (_ffi.SCHEDULES, "CQSA_SCHEDULE_"),
                           (_ffi.MEMORIES, "CQSA_MEMORY_"), (_ffi.CAUSAL, "CQSA_CAUSAL_"),
@@ -78,6 +78,10 @@ def test_constants(of_header):
                           (_ffi.FP8_PROVIDERS, "CQSA_FP8_PROVIDER_")):
         wanted = {prefix + name.upper(): value for value, name in enumerate(names)}
         assert wanted == {name: value for name, value in of_header.items() if name.startswith(prefix)}
+    for names, prefix in ((_ffi.MOE_ACTIVATIONS, "CQSA_MOE_"), (_ffi.MOE_LAYOUTS, "CQSA_MOE_"), (_ffi.MOE_OUTPUTS, "CQSA_MOE_"), (_ffi.MOE_SCORINGS, "CQSA_MOE_"),
+                          (_ffi.MOE_PRECISIONS, "CQSA_MOE_PRECISION_"), (_ffi.MOE_GROUP_SCORES, "CQSA_MOE_GROUP_")):
+        for value, name in enumerate(names):
+            assert (name, value) == (name, of_header[prefix + name.upper()])
     for value, name in enumerate(_ffi.FP8_RINGS):
         assert of_header["CQSA_FP8_RING_" + name.upper()] == value
     assert _ffi.FP8_ACCUMULATE == {"promote": of_header["CQSA_FP8_PROMOTE_128"], "fast": of_header["CQSA_FP8_FAST"]}

@@ -149,6 +149,10 @@ CQSA_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) {
   for (int i = 0; i < 4; ++i) out |= uint32_t(both >> 8 * (selector >> 4 * i & 7u) & 0xffu) << 8 * i;
   return out;
 }
+CQSA_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t c) {
+  for (int i = 0; i < 4; ++i) c += int8_t(a >> 8 * i) * int8_t(b >> 8 * i);
+  return c;
+}
 CQSA_DEVICE uint32_t pair_of_f16(float low, float high) { return f32_to_f16(low) | uint32_t(f32_to_f16(high)) << 16; }
 CQSA_DEVICE uint32_t pair_of_bf16(float low, float high) {
   uint32_t bits[2];
@@ -170,6 +174,7 @@ CQSA_DEVICE float log_f32(float x) { return std::log(x); }
 CQSA_DEVICE double log_f64(double x) { return std::log(x); }
 CQSA_DEVICE double exp_f64(double x) { return std::exp(x); }
 CQSA_DEVICE float tanh_f32(float x) { return std::tanh(x); }
+CQSA_DEVICE float erf_f32(float x) { return std::erf(x); }
 CQSA_DEVICE float max_f32(float a, float b) { return std::fmax(a, b); }
 CQSA_DEVICE uint32_t bits_of(float x) {
   uint32_t bits;

@@ -343,6 +343,48 @@ TEST_CASE("quantized matrices allocate nothing") {
   cqsa_context_destroy(context);
 }
 
+// Its workspace, and the text of explain.
+TEST_CASE("a mixture of experts survives every failing allocation, and with a workspace allocates nothing") {
+  cqsa_context* const context = make_context("cpu", 2);
+  REQUIRE(context);
+  std::vector<float> x(100 * 64, 1.0f), out(x.size(), -1.0f), weights(100, 0.5f), logits(100 * 3, 0.0f), blocks(3 * 64 * 64, 0.125f), scales(200);
+  std::vector<int32_t> ids(100, 2), offsets(4), order(100);
+  std::vector<int8_t> codes(x.size());
+  int64_t shape[] = {100, 64}, slots[] = {100, 1}, routes[] = {100, 3}, groups[] = {100, 2}, four[] = {4}, all[] = {100};
+  const auto tensor = [](void* data, cqsa_dtype dtype, int64_t* sizes, int32_t axes) { return cqsa_tensor{data, CQSA_DEVICE_CPU, 0, axes, dtype, sizes, nullptr, 0}; };
+  const cqsa_tensor tx = tensor(x.data(), CQSA_DTYPE_F32, shape, 2), to = tensor(out.data(), CQSA_DTYPE_F32, shape, 2), ti = tensor(ids.data(), CQSA_DTYPE_I32, slots, 2);
+  const cqsa_tensor tw = tensor(weights.data(), CQSA_DTYPE_F32, slots, 2), tl = tensor(logits.data(), CQSA_DTYPE_F32, routes, 2);
+  const cqsa_tensor toffsets = tensor(offsets.data(), CQSA_DTYPE_I32, four, 1), torder = tensor(order.data(), CQSA_DTYPE_I32, all, 1);
+  const cqsa_tensor tcodes = tensor(codes.data(), CQSA_DTYPE_I8, shape, 2), tscales = tensor(scales.data(), CQSA_DTYPE_F32, groups, 2);
+  cqsa_moe_weights w = CQSA_MOE_WEIGHTS_INIT;
+  w.num_experts = 3, w.rows = w.row_elements = 64, w.all.data = blocks.data(), w.all.format = CQSA_QUANT_F32, w.all.data_bytes = blocks.size() * 4;
+  cqsa_moe_args args = CQSA_MOE_ARGS_INIT;
+  args.x = &tx, args.topk_ids = &ti, args.topk_weights = &tw, args.w_gate = args.w_up = args.w_down = &w, args.out = &to;
+  CHECK(exhaust("moe_prefill", [&] {
+          std::fill(out.begin(), out.end(), -1.0f);
+          const cqsa_status status = cqsa_moe_prefill(context, &args, nullptr);
+          return (out[0] == -1.0f) == (status != CQSA_OK) ? status : CQSA_ERROR_INTERNAL;
+        }) >= 1);
+  exhaust("moe_explain", [&] { return cqsa_moe_explain(context, &args, text, sizeof text, nullptr); });
+  uint64_t bytes = 0;
+  REQUIRE(cqsa_moe_workspace(context, &args, &bytes) == CQSA_OK);
+  void* const memory = std::aligned_alloc(64, bytes);
+  args.workspace = memory, args.workspace_bytes = bytes;
+  cqsa_moe_route_args route = CQSA_MOE_ROUTE_ARGS_INIT;
+  route.logits = &tl, route.topk_ids = &ti, route.topk_weights = &tw;
+  cqsa_moe_group_args group = CQSA_MOE_GROUP_ARGS_INIT;
+  group.topk_ids = &ti, group.offsets = &toffsets, group.order = &torder;
+  cqsa_moe_combine_args combine = CQSA_MOE_COMBINE_ARGS_INIT;
+  combine.y = &tx, combine.topk_weights = &tw, combine.out = &to;
+  failing::arm(1, true);
+  const cqsa_status run = cqsa_moe_prefill(context, &args, nullptr), routed = cqsa_moe_route(context, &route, nullptr), grouped = cqsa_moe_group(context, &group, nullptr);
+  const cqsa_status rounded = cqsa_moe_quantize_activations(context, &tx, &tcodes, &tscales, nullptr), combined = cqsa_moe_combine(context, &combine, nullptr);
+  CHECK_FALSE(failing::disarm());
+  CHECK((run == CQSA_OK && routed == CQSA_OK && grouped == CQSA_OK && rounded == CQSA_OK && combined == CQSA_OK));
+  std::free(memory);
+  cqsa_context_destroy(context);
+}
+
 TEST_CASE("GGUF files survive every failing allocation") {
   char path[] = "/tmp/cqsa_gguf_XXXXXX";
   const int fd = ::mkstemp(path);

@@ -4,6 +4,7 @@
 #include "backends/gpu/fp8.h"
 #include "backends/gpu/fp8_gemm.h"
 #include "backends/gpu/kv.h"
+#include "backends/gpu/moe.h"
 #include "backends/gpu/port.h"
 #include "backends/gpu/quant.h"
 #include "backends/cuda/tuned.h"
@@ -16,6 +17,7 @@ void add_leaves(cqsa_backend_v1& backend) {
                                                   gpu::sm70_attention_impl, gpu::portable_attention};
   static const cqsa_selected_impl selected[] = {gpu::sm80_selected, gpu::sm70_selected_impl, gpu::portable_selected};
   static const cqsa_fp8_gemm_impl fp8_gemm[] = {gpu::cublaslt_fp8_gemm, gpu::sm90_fp8_gemm, gpu::sm80_fp8_gemm, gpu::portable_fp8_gemm};
+  static const cqsa_moe_impl moe[] = {gpu::sm90_moe, gpu::sm80_moe, gpu::portable_moe};
   backend.attention = attention;
   backend.num_attention = static_cast<int32_t>(sizeof attention / sizeof *attention);
   backend.selected = selected;
@@ -33,6 +35,12 @@ void add_leaves(cqsa_backend_v1& backend) {
   backend.fp8_scale = gpu::portable_fp8_scale;
   backend.fp8_transpose = gpu::portable_fp8_transpose;
   backend.fp8_rings = gpu::portable_fp8_rings;
+  backend.moe = moe;
+  backend.num_moe = static_cast<int32_t>(sizeof moe / sizeof *moe);
+  backend.moe_route = gpu::portable_moe_route;
+  backend.moe_group = gpu::portable_moe_group;
+  backend.moe_quantize = gpu::portable_moe_quantize;
+  backend.moe_combine = gpu::portable_moe_combine;
   backend.dequantize_rows = gpu::portable_dequantize_rows;
 }
 

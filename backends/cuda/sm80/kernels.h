@@ -5,6 +5,8 @@
 #include "kernels_attention.h"
 #include "kernels_decode.h"
 #include "kernels_fp8.h"
+#include "kernels_moe.h"
 #include "kernels_selected.h"
 
-#define CQSA_SM80_KERNELS(X) CQSA_SM80_ATTENTION_KERNELS(X) CQSA_SM80_DECODE_KERNELS(X) CQSA_SM80_SELECTED_KERNELS(X) CQSA_SM80_FP8_KERNELS(X)
+#define CQSA_SM80_KERNELS(X) CQSA_SM80_ATTENTION_KERNELS(X) CQSA_SM80_DECODE_KERNELS(X) CQSA_SM80_SELECTED_KERNELS(X) CQSA_SM80_FP8_KERNELS(X) \
+  CQSA_SM80_MOE_KERNELS(X)

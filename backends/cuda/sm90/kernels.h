@@ -20,4 +20,10 @@
   X(cqsa_sm90_fp8_##formats##_small_columns, 384, 90)
 #define CQSA_SM90_FP8_KERNELS(X) \
   CQSA_SM90_FP8_KERNELS_OF(X, e4m3fn_e4m3fn) CQSA_SM90_FP8_KERNELS_OF(X, e4m3fn_e5m2) CQSA_SM90_FP8_KERNELS_OF(X, e5m2_e4m3fn)
-#define CQSA_SM90_KERNELS(X) CQSA_SM90_KERNELS_OF(X, f16) CQSA_SM90_KERNELS_OF(X, bf16) CQSA_SM90_FP8_KERNELS(X)
+#define CQSA_SM90_MOE_KERNELS(X) \
+  X(cqsa_sm90_moe_q2_0_n64, 384, 90)     \
+  X(cqsa_sm90_moe_q2_0_n96, 384, 90)     \
+  X(cqsa_sm90_moe_q2_0_n128, 384, 90)    \
+  X(cqsa_sm90_moe_any_n64, 384, 90)      \
+  X(cqsa_sm90_moe_any_n128, 384, 90)
+#define CQSA_SM90_KERNELS(X) CQSA_SM90_KERNELS_OF(X, f16) CQSA_SM90_KERNELS_OF(X, bf16) CQSA_SM90_FP8_KERNELS(X) CQSA_SM90_MOE_KERNELS(X)

@@ -34,6 +34,8 @@ from ._fp8 import (
 from ._fp8_gemm import fp8_gemm, fp8_gemm_explain
 from ._fp8_ring import Ring, RingInfo, fp8_ring_fold, fp8_ring_staged
 from ._kv import hadamard, kv_append, kv_gather
+from ._moe import MoeInfo, moe_prefill
+from ._moe_parts import MoeGroups, moe_combine, moe_group, moe_quantize_activations, moe_route
 from ._patch import patch_torch_sdpa, unpatch_torch_sdpa
 from ._place import Placement, place
 from ._plan import Plan, attention_plan
@@ -50,6 +52,8 @@ __all__ = [
     "CqsaRuntimeError",
     "CqsaValueError",
     "Gguf",
+    "MoeGroups",
+    "MoeInfo",
     "Placement",
     "Plan",
     "Quantized",
@@ -80,6 +84,11 @@ __all__ = [
     "hadamard",
     "kv_append",
     "kv_gather",
+    "moe_combine",
+    "moe_group",
+    "moe_prefill",
+    "moe_quantize_activations",
+    "moe_route",
     "patch_torch_sdpa",
     "place",
     "quant_formats",

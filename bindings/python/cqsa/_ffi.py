@@ -75,6 +75,15 @@ FP8_NO_SATURATE = 1 << 1
 FP8_RING_STAGE = 1 << 2
 FP8_SILU = 1 << 3
 
+MOE_ACTIVATIONS: Tuple[str, ...] = ("swiglu", "geglu", "geglu_tanh", "silu", "gelu", "gelu_tanh", "relu2")
+MOE_LAYOUTS: Tuple[str, ...] = ("separate", "concat", "interleaved")
+MOE_PRECISIONS: Tuple[str, ...] = ("auto", "q8", "f16")
+MOE_OUTPUTS: Tuple[str, ...] = ("combined", "per_slot")
+MOE_SCORINGS: Tuple[str, ...] = ("softmax", "sigmoid")
+MOE_GROUP_SCORES: Tuple[str, ...] = ("max", "top2")
+MOE_BATCH_INVARIANT = 1 << 0
+MOE_RENORMALISE = 1 << 0
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Structs, field by field as in the header. Pointers to tensors are plain addresses here: faster to fill.
 # ---------------------------------------------------------------------------------------------------------------------
@@ -263,6 +272,60 @@ class GgufTensorInfo(ctypes.Structure):
     ]
 
 
+class MoeMatrix(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p), ("data_bytes", c_uint64), ("row_bytes", c_uint64), ("scale", c_void_p), ("format", c_int32),
+        ("device_type", c_int32), ("device_id", c_int32), ("flags", c_uint32), ("reserved", c_int64 * 2),
+    ]
+
+
+class MoeWeights(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("num_experts", c_int64), ("rows", c_int64), ("row_elements", c_int64),
+        ("experts", c_void_p), ("device_experts", c_void_p), ("all", MoeMatrix), ("expert_bytes", c_uint64),
+    ]
+
+
+class MoeShared(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("w_gate", c_void_p), ("w_up", c_void_p), ("w_down", c_void_p),
+        ("gate", c_void_p),
+    ]
+
+
+class MoeArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("x", c_void_p), ("topk_ids", c_void_p), ("topk_weights", c_void_p),
+        ("w_gate", c_void_p), ("w_up", c_void_p), ("w_down", c_void_p), ("b_gate", c_void_p), ("b_up", c_void_p),
+        ("b_down", c_void_p), ("expert_map", c_void_p), ("shared", c_void_p), ("out", c_void_p), ("counters", c_void_p),
+        ("gate_up_layout", c_int32), ("activation", c_int32), ("alpha", c_float), ("beta", c_float), ("limit", c_float),
+        ("precision", c_int32), ("output", c_int32), ("reserved", c_int32), ("max_bytes", c_uint64), ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+    ]
+
+
+class MoeRouteArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("logits", c_void_p), ("bias", c_void_p), ("topk_ids", c_void_p),
+        ("topk_weights", c_void_p), ("scoring", c_int32), ("group_score", c_int32), ("num_groups", c_int32),
+        ("topk_groups", c_int32), ("scale", c_float), ("reserved", c_int32),
+    ]
+
+
+class MoeGroupArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("topk_ids", c_void_p), ("expert_map", c_void_p), ("offsets", c_void_p),
+        ("order", c_void_p), ("counts", c_void_p), ("places", c_void_p), ("counters", c_void_p),
+    ]
+
+
+class MoeCombineArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32), ("flags", c_uint32), ("y", c_void_p), ("topk_weights", c_void_p), ("topk_ids", c_void_p),
+        ("out", c_void_p),
+    ]
+
+
 STRUCTS: Dict[str, Type[ctypes.Structure]] = {
     "cqsa_tensor": Tensor,
     "cqsa_allocator": Allocator,
@@ -285,6 +348,13 @@ STRUCTS: Dict[str, Type[ctypes.Structure]] = {
     "cqsa_quant_format_info": QuantFormatInfo,
     "cqsa_quant_tensor": QuantTensor,
     "cqsa_gguf_tensor_info": GgufTensorInfo,
+    "cqsa_moe_matrix": MoeMatrix,
+    "cqsa_moe_weights": MoeWeights,
+    "cqsa_moe_shared": MoeShared,
+    "cqsa_moe_args": MoeArgs,
+    "cqsa_moe_route_args": MoeRouteArgs,
+    "cqsa_moe_group_args": MoeGroupArgs,
+    "cqsa_moe_combine_args": MoeCombineArgs,
 }
 
 PROGRESS_FN = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64)
@@ -378,6 +448,19 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "cqsa_gguf_integer": (c_int32, [c_void_p, c_char_p, POINTER(c_int64)]),
     "cqsa_gguf_number": (c_int32, [c_void_p, c_char_p, POINTER(c_double)]),
     "cqsa_gguf_text": (c_int32, [c_void_p, c_char_p, c_void_p, c_uint64, _LENGTH]),
+    "cqsa_moe_weights_init": _INIT,
+    "cqsa_moe_shared_init": _INIT,
+    "cqsa_moe_args_init": _INIT,
+    "cqsa_moe_prefill": (c_int32, [c_void_p, POINTER(MoeArgs), c_void_p]),
+    "cqsa_moe_workspace": (c_int32, [c_void_p, POINTER(MoeArgs), _LENGTH]),
+    "cqsa_moe_explain": (c_int32, [c_void_p, POINTER(MoeArgs), c_void_p, c_uint64, _LENGTH]),
+    "cqsa_moe_route_args_init": _INIT,
+    "cqsa_moe_route": (c_int32, [c_void_p, POINTER(MoeRouteArgs), c_void_p]),
+    "cqsa_moe_group_args_init": _INIT,
+    "cqsa_moe_group": (c_int32, [c_void_p, POINTER(MoeGroupArgs), c_void_p]),
+    "cqsa_moe_quantize_activations": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p]),
+    "cqsa_moe_combine_args_init": _INIT,
+    "cqsa_moe_combine": (c_int32, [c_void_p, POINTER(MoeCombineArgs), c_void_p]),
 }
 
 # ---------------------------------------------------------------------------------------------------------------------

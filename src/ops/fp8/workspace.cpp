@@ -32,7 +32,7 @@ cqsa_status check_workspace(operand_list& list, const workspace_use& use) {
   if (use.given == 0) return CQSA_OK;
   CQSA_TRY(list.check_place(use.memory, "args->workspace", CQSA_ERROR_WORKSPACE));
   list.bytes(use.memory, use.given, "args->workspace");
-  return list.context().is_host() && use.needed != 0 ? check_prepared(use) : CQSA_OK;
+  return use.prepared && list.context().is_host() && use.needed != 0 ? check_prepared(use) : CQSA_OK;
 }
 
 cqsa_status refuse_capture(uint64_t bytes, const char* argument) {
@@ -61,9 +61,10 @@ cqsa_status call_workspace::allocate() {
   return status == CQSA_OK ? CQSA_OK : fail_memory(status);
 }
 
-cqsa_status call_workspace::begin(uint64_t bytes) {
+cqsa_status call_workspace::begin(uint64_t bytes, bool prepare) {
   const cqsa_backend_v1& backend = *context_.backend;
   bytes_ = bytes;
+  if (!prepare) return allocate();
   if (backend.fp8_workspace_init == nullptr) return no_leaf(context_, "fp8_workspace_init");
   CQSA_TRY(allocate());
   const cqsa_status status = backend.fp8_workspace_init(context_.device, memory_, bytes_, stream_);

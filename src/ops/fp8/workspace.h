@@ -13,6 +13,7 @@ struct workspace_use {
   uint64_t needed;
   bool capturing;
   void* stream;
+  bool prepared = true;  // false: it may hold anything
 };
 
 // Place, alignment and size; on a host backend also that it was prepared. Takes it into the list.
@@ -22,7 +23,7 @@ cqsa_status check_workspace(operand_list& list, const workspace_use& use);
 class call_workspace {
  public:
   call_workspace(const cqsa_context& context, void* stream) : context_(context), stream_(stream) {}
-  cqsa_status begin(uint64_t bytes);  // allocated and prepared
+  cqsa_status begin(uint64_t bytes, bool prepare);
   cqsa_status end(cqsa_status of_launch);
   void* memory() const { return memory_; }
 
@@ -46,7 +47,7 @@ cqsa_status run_with_workspace(const cqsa_context& context, const workspace_use&
   if (use.memory || use.needed == 0) return launch(use.memory);
   if (use.capturing) return refuse_capture(use.needed, argument);
   call_workspace own(context, use.stream);
-  CQSA_TRY(own.begin(use.needed));
+  CQSA_TRY(own.begin(use.needed, use.prepared));
   return own.end(launch(own.memory()));
 }
 
