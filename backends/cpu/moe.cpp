@@ -73,7 +73,8 @@ bool wants_codes(const cqsa_moe_leaf& leaf, cqsa_quant_format format) { return l
 // Which kinds of activations the experts of a projection take.
 void look_at(const cqsa_moe_leaf& leaf, const cqsa_moe_set& set, bool& codes, bool& plain) {
   const int64_t count = set.format != CQSA_QUANT_NONE || set.num_experts == 0 ? 0 : set.num_experts;
-  for (int64_t e = 0; e < count; ++e) (wants_codes(leaf, set.experts[e].format) ? codes : plain) = true;
+  for (int64_t e = 0; e < count; ++e)
+    if (set.experts[e].format != CQSA_QUANT_NONE) (wants_codes(leaf, set.experts[e].format) ? codes : plain) = true;
   if (set.num_experts > 0 && count == 0) (wants_codes(leaf, set.format) ? codes : plain) = true;
 }
 

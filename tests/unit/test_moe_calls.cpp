@@ -168,6 +168,45 @@ TEST_CASE("moe calls: ids that are refused", "[moe]") {
   });
 }
 
+TEST_CASE("moe calls: a descriptor of zeros is an expert that is not here", "[moe]") {
+  problem p;
+  p.make(1);
+  for (int64_t t = 0; t < p.tokens; ++t)
+    for (int64_t s = 0; s < p.topk; ++s) p.ids.set(t, s, double(1 + t % 2));
+  REQUIRE(run(p) == CQSA_OK);
+  const std::vector<char> wanted = p.out.memory;
+  for (projection* w : {&p.own.gate, &p.own.up, &p.own.down}) w->list[0] = w->list[3] = CQSA_MOE_MATRIX_INIT;
+  REQUIRE(run(p) == CQSA_OK);
+  CHECK(p.out.memory == wanted);
+  p.ids.set(0, 0, 3);
+  CHECK(run(p) == CQSA_ERROR_NULL_POINTER);
+  for (projection* w : {&p.own.gate, &p.own.up, &p.own.down}) w->list[1] = w->list[2] = CQSA_MOE_MATRIX_INIT;
+  for (int64_t t = 0; t < p.tokens; ++t)
+    for (int64_t s = 0; s < p.topk; ++s) p.ids.set(t, s, -1);
+  REQUIRE(run(p) == CQSA_OK);
+  for (const double x : p.result()) REQUIRE(x == 0);
+}
+
+TEST_CASE("moe calls: sizes past 2^31 are counted in 64 bits", "[moe]") {
+  problem p;
+  p.topk = 8;
+  p.make(1);
+  uint64_t usual = 0, large = 0;
+  const auto with_tokens = [&](int64_t tokens) {
+    cqsa_moe_args a = p.args;
+    a.x = shaped(a.x, {tokens, 256}), a.topk_ids = shaped(a.topk_ids, {tokens, 8}), a.topk_weights = shaped(a.topk_weights, {tokens, 8}), a.out = shaped(a.out, {tokens, 256});
+    return a;
+  };
+  cqsa_moe_args a = with_tokens(int64_t{1} << 40);
+  REQUIRE(cqsa_moe_workspace(cpu_context(), &a, &usual) == CQSA_OK);
+  CHECK((usual > uint64_t{1} << 29 && usual <= uint64_t{1} << 30));
+  a.max_bytes = uint64_t{1} << 50;
+  REQUIRE(cqsa_moe_workspace(cpu_context(), &a, &large) == CQSA_OK);
+  CHECK((large > uint64_t{1} << 40 && large < uint64_t{1} << 43));  // a piece has fewer than 2^31 slots
+  a = with_tokens(int64_t{1} << 57);
+  CHECK(cqsa_moe_workspace(cpu_context(), &a, &large) == CQSA_ERROR_SHAPE);
+}
+
 // ---- memory that ends where the operand does --------------------------------------------------------------------------------
 
 namespace {
