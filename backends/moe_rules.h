@@ -3,12 +3,10 @@
 // device code.
 #pragma once
 
-#include <string.h>
-
 #include "backends/cqsa_backend.h"
 
-#if defined(__CUDACC__) || defined(__HIPCC__)
-#define CQSA_MOE_INLINE __host__ __device__ inline
+#if defined(__CUDACC__) || defined(__HIP__)
+#define CQSA_MOE_INLINE __host__ __device__ __forceinline__
 #else
 #define CQSA_MOE_INLINE inline
 #endif
@@ -41,7 +39,7 @@ CQSA_MOE_INLINE int32_t expert_of(int64_t id, int64_t num_ids, const int32_t* ma
   if (id == -1) return not_here;
   if (id < 0 || id >= num_ids) return out_of_range;
   int32_t e = static_cast<int32_t>(id);
-  if (map) memcpy(&e, map + id * map_stride, sizeof e);  // host memory may be at any address
+  if (map) __builtin_memcpy(&e, map + id * map_stride, sizeof e);  // host memory may be at any address
   if (e == -1) return not_here;
   return e >= 0 && e < num_experts ? e : static_cast<int32_t>(out_of_range);
 }

@@ -90,7 +90,8 @@ TEST_CASE("moe calls: arguments that are refused", "[moe]") {
       {"ids type", [](problem&, cqsa_moe_args& a) { a.topk_ids = typed(a.topk_ids, CQSA_DTYPE_F32); }, CQSA_ERROR_DTYPE, "args->topk_ids is f32, wanted i32 or i64"},
       {"ids shape", [](problem&, cqsa_moe_args& a) { a.topk_ids = shaped(a.topk_ids, {7, 2}); }, CQSA_ERROR_SHAPE,
        "args->topk_ids has shape [7, 2], wanted [8, k] (tokens of args->x)"},
-      {"k of 0", [](problem&, cqsa_moe_args& a) { a.topk_ids = shaped(a.topk_ids, {8, 0}); }, CQSA_ERROR_SHAPE, "args->topk_ids has shape [8, 0], wanted [tokens, k] with k of 1 to 64"},
+      {"k of 0", [](problem&, cqsa_moe_args& a) { a.topk_ids = shaped(a.topk_ids, {8, 0}); }, CQSA_ERROR_SHAPE,
+       "args->topk_ids has shape [8, 0], wanted [tokens, k] with k of 1 to 64"},
       {"k of 65", [](problem&, cqsa_moe_args& a) { a.topk_ids = shaped(a.topk_ids, {8, 65}); }, CQSA_ERROR_SHAPE, "args->topk_ids has shape [8, 65]"},
       {"no weights", [](problem&, cqsa_moe_args& a) { a.topk_weights = nullptr; }, CQSA_ERROR_NULL_POINTER, "args->topk_weights is NULL"},
       {"weights shape", [](problem&, cqsa_moe_args& a) { a.topk_weights = shaped(a.topk_weights, {8, 1}); }, CQSA_ERROR_SHAPE,
@@ -388,7 +389,8 @@ TEST_CASE("moe calls: activations to int8, to the bit", "[moe]") {
     engine r(1);
     array x(dtype, {9, 2080}, 3), codes(CQSA_DTYPE_I8, {9, 2080}, 1), scales(CQSA_DTYPE_F32, {9, 65}, 2);
     for (int64_t i = 0; i < 9; ++i)
-      for (int64_t j = 0; j < 2080; ++j) x.set(i, j, i == 1 ? 0 : i == 2 && dtype == CQSA_DTYPE_F32 ? 1e-40 * normal(r) : i == 3 && j == 40 ? NAN : i == 3 && j == 70 ? -INFINITY : normal(r));
+      for (int64_t j = 0; j < 2080; ++j) x.set(i, j, i == 1 ? 0 : i == 2 && dtype == CQSA_DTYPE_F32 ? 1e-40 * normal(r) : normal(r));
+    x.set(3, 40, NAN), x.set(3, 70, -INFINITY);
     REQUIRE(cqsa_moe_quantize_activations(cpu_context(), x.tensor(), codes.tensor(), scales.tensor(), nullptr) == CQSA_OK);
     for (int64_t i = 0; i < 9; ++i)
       for (int64_t g = 0; g < 65; ++g) {
