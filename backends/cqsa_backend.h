@@ -356,7 +356,7 @@ typedef struct cqsa_quantize_leaf {
 typedef struct cqsa_moe_set {
   int64_t num_experts;                   /* 0: the projection is absent */
   int64_t rows, row_elements;
-  cqsa_quant_format format;              /* of every expert; NONE: they differ (experts only) */
+  cqsa_quant_format format;              /* of every expert that has one; NONE: they differ, or none has (experts only) */
   int32_t reserved;
   const cqsa_moe_matrix *experts;        /* host memory, read before the launch returns; row_bytes may be 0 */
   const cqsa_moe_matrix *device_experts; /* row_bytes may be 0 */

@@ -5,8 +5,8 @@
 
 #include "backends/cqsa_backend.h"
 
-#if defined(__CUDACC__) || defined(__HIPCC__)
-#define CQSA_MOE_INLINE __host__ __device__ inline
+#if defined(__CUDACC__) || defined(__HIP__)
+#define CQSA_MOE_INLINE __host__ __device__ __forceinline__
 #else
 #define CQSA_MOE_INLINE inline
 #endif

@@ -1315,7 +1315,7 @@ enum { CQSA_MOE_MAPPED = 1 << 0 }; /* host memory that is a mapped file */
 
 /* The matrix of one expert. 64 bytes, frozen for ever, the same on the host and in the memory of a device. */
 typedef struct cqsa_moe_matrix {
-  const void *data;         /* NULL: not here. Alignment as in section 15 */
+  const void *data;         /* NULL: not here; all else may be 0 then. Alignment as in section 15 */
   uint64_t data_bytes;      /* that lie at data: what the rows need; anything else is refused. 0: not stated */
   uint64_t row_bytes;       /* from one row to the next; 0: compact */
   const void *scale;        /* NULL: no format of this version has scales that lie apart */
@@ -1366,7 +1366,7 @@ typedef struct cqsa_moe_args {
   uint32_t flags;                  /* CQSA_MOE_BATCH_INVARIANT */
   const cqsa_tensor *x;            /* F32, F16, BF16 [tokens, hidden], any strides, as everywhere here */
   const cqsa_tensor *topk_ids;     /* I32, I64 [tokens, k], k 1..64 */
-  const cqsa_tensor *topk_weights; /* F32 [tokens, k]; PER_SLOT: NULL, or not looked at */
+  const cqsa_tensor *topk_weights; /* F32 [tokens, k]; PER_SLOT: may be NULL, and does not count */
   const cqsa_moe_weights *w_gate;  /* see gate_up_layout; NULL where nothing is gated */
   const cqsa_moe_weights *w_up;
   const cqsa_moe_weights *w_down;  /* [hidden, inter] */

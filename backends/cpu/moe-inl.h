@@ -15,14 +15,19 @@ namespace HWY_NAMESPACE {
 
 // ---- weights ----------------------------------------------------------------------------------------------------------------
 
+struct unpacked_apart {
+  int8_t* code;
+  alignas(64) float scale[16], min[16];
+};
+
 template <class Format> static void unpack_row(const uint8_t* from, int64_t n, const moe_codes* to, int64_t r) {
   int8_t* code = to->code + r * to->padded;
   float *scale = to->scale + r * (to->padded / 16), *least = to->least + r * (to->padded / 16);
   constexpr int parts = Format::elements / 16, per_group = Format::group / 16;
-  unpacked u;
+  unpacked_apart u;
   for (int64_t i = 0; i < n; i += Format::elements, from += Format::bytes) {
+    u.code = code + i;
     Format::unpack(from, &u);
-    memcpy(code + i, u.code, Format::elements);
     for (int g = 0; g < parts; ++g) scale[i / 16 + g] = u.scale[g / per_group];
     if (Format::has_min)
       for (int g = 0; g < parts; ++g) least[i / 16 + g] = u.min[g / per_group];
@@ -56,6 +61,10 @@ static void moe_decode(cqsa_quant_format format, const uint8_t* from, int64_t n,
 template <bool has_least, int rows> static void dot_all(dot_block b, int64_t count, float* sums, int64_t step) {
   int64_t c = 0;
   for (; c + dot_count <= count; c += dot_count, b.index += dot_count, sums += dot_count * step) dot_tile<has_least, rows, dot_count>(b, sums, step);
+  if constexpr (dot_count == 4) {  // experts with few tokens are the usual case
+    if (count - c == 3) return dot_tile<has_least, rows, 3>(b, sums, step);
+    if (count - c == 2) return dot_tile<has_least, rows, 2>(b, sums, step);
+  }
   for (; c < count; ++c, ++b.index, sums += step) dot_tile<has_least, rows, 1>(b, sums, step);
 }
 
@@ -97,6 +106,7 @@ template <int rows, int count> static void plain_tile(const float* w, int64_t n,
 template <int rows> static void plain_all(const float* w, int64_t n, const float* x, const int32_t* index, int64_t count, float* sums, int64_t step) {
   int64_t c = 0;
   for (; c + 4 <= count; c += 4) plain_tile<rows, 4>(w, n, x, index + c, sums + c * step, step);
+  for (; c + 2 <= count; c += 2) plain_tile<rows, 2>(w, n, x, index + c, sums + c * step, step);
   for (; c < count; ++c) plain_tile<rows, 1>(w, n, x, index + c, sums + c * step, step);
 }
 

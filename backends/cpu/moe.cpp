@@ -73,7 +73,8 @@ bool wants_codes(const cqsa_moe_leaf& leaf, cqsa_quant_format format) { return l
 // Which kinds of activations the experts of a projection take.
 void look_at(const cqsa_moe_leaf& leaf, const cqsa_moe_set& set, bool& codes, bool& plain) {
   const int64_t count = set.format != CQSA_QUANT_NONE || set.num_experts == 0 ? 0 : set.num_experts;
-  for (int64_t e = 0; e < count; ++e) (wants_codes(leaf, set.experts[e].format) ? codes : plain) = true;
+  for (int64_t e = 0; e < count; ++e)
+    if (set.experts[e].format != CQSA_QUANT_NONE) (wants_codes(leaf, set.experts[e].format) ? codes : plain) = true;
   if (set.num_experts > 0 && count == 0) (wants_codes(leaf, set.format) ? codes : plain) = true;
 }
 
@@ -88,7 +89,7 @@ layer make_layer(const cqsa_moe_leaf& leaf, const cqsa_moe_set& gate, const cqsa
 // ---- memory -----------------------------------------------------------------------------------------------------------------
 
 void carve_activations(arena& a, int64_t rows, int64_t n, bool codes, bool plain, moe_activations& out) {
-  const int64_t padded = moe_padded(n), all = int64_t(std::min(arena::times(uint64_t(rows), uint64_t(padded)), arena::limit));
+  const int64_t padded = moe_padded(n), all = rows * padded;
   out = {nullptr, nullptr, nullptr, nullptr, padded};
   if (codes) out.code = a.take<int8_t>(all), out.scale = a.take<float>(all / 32), out.sum = a.take<float>(all / 16);
   if (plain) out.plain = a.take<float>(all);
@@ -103,11 +104,13 @@ void carve_scratch(arena& a, int64_t longest, scratch& out) {
   out.row = a.take<float>(padded), out.raw = a.take<char>(4 * padded);
 }
 
-// h of the shared expert takes the place of the others'. Counts too: one function for the size and the addresses.
+// h of the shared expert takes the place of the others'. Counts too: one function for the size and the addresses. Slots of a piece are counted by 32 bits.
 uint64_t carve(void* base, const cqsa_moe_leaf& leaf, const layer& routed, const layer& shared, int64_t workers, memory& out) {
   arena a = base ? arena(base) : arena();
   const bool with_shared = shared.num_experts != 0;
-  const int64_t tokens = leaf.chunk, slots = int64_t(std::min(arena::times(uint64_t(tokens), uint64_t(leaf.topk)), uint64_t{1} << 56));
+  const int64_t tokens = leaf.chunk;
+  if (tokens > INT32_MAX / leaf.topk) return arena::limit;
+  const int64_t slots = tokens * leaf.topk;
   carve_activations(a, tokens, leaf.hidden, routed.wants_codes || shared.wants_codes, routed.wants_plain || shared.wants_plain, out.x);
   carve_activations(a, slots, std::max(leaf.inter, leaf.shared_inter), routed.h_codes || shared.h_codes, routed.h_plain || shared.h_plain, out.h);
   out.y = leaf.output == CQSA_MOE_COMBINED ? static_cast<float*>(a.take_bytes(arena::times(uint64_t(slots), 4 * uint64_t(leaf.hidden)))) : nullptr;
@@ -356,7 +359,6 @@ cqsa_status decline(char* reason, uint64_t size, const char* text) {
   if (reason && size) std::snprintf(reason, size, "%s", text);
   return CQSA_ERROR_UNSUPPORTED;
 }
-// Slots and tokens of a piece are counted by 32 bits.
 cqsa_status probe_any(void*, const cqsa_moe_leaf* leaf, char* reason, uint64_t size) {
   return leaf->hidden < INT32_MAX && leaf->inter < INT32_MAX && leaf->shared_inter < INT32_MAX ? CQSA_OK : decline(reason, size, "rows of 2^31 elements or more");
 }

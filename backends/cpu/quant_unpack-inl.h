@@ -12,7 +12,7 @@ namespace cqsa::cpu {
 namespace {
 namespace HWY_NAMESPACE {
 
-// One block. Group g is codes g * group to (g + 1) * group - 1 and has scale[g], min[g].
+// One block. Group g is codes g * group to (g + 1) * group - 1 and has scale[g], min[g]. Whoever wants the codes elsewhere has a struct with a pointer to there.
 struct unpacked {
   alignas(64) int8_t code[256];
   alignas(64) float scale[16], min[16];
@@ -87,7 +87,7 @@ static inline uint64_t eight_pairs(uint64_t x) {
 
 struct q1_0 {
   enum { elements = 128, bytes = 18, group = 128, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     u->scale[0] = half_at(b);
     for (int i = 0; i < 16; ++i) put(with_signs(each_byte, uint8_t(~b[2 + i])), u->code + 8 * i);
   }
@@ -95,7 +95,7 @@ struct q1_0 {
 
 struct q2_0 {
   enum { elements = 64, bytes = 18, group = 64, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     u->scale[0] = half_at(b);
     for (int i = 0; i < 8; ++i) put(eight_pairs(word_at(b + 2 + 2 * i)), u->code + 8 * i);
     for (int i = 0; i < 64; ++i) u->code[i] = int8_t(u->code[i] - 1);
@@ -104,7 +104,7 @@ struct q2_0 {
 
 struct q4_0 {
   enum { elements = 32, bytes = 18, group = 32, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     u->scale[0] = half_at(b);
     nibbles_16(b + 2, u->code);
     for (int i = 0; i < 32; ++i) u->code[i] = int8_t(u->code[i] - 8);
@@ -113,7 +113,7 @@ struct q4_0 {
 
 struct q4_1 {
   enum { elements = 32, bytes = 20, group = 32, has_min = 1 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     u->scale[0] = half_at(b), u->min[0] = -half_at(b + 2);
     nibbles_16(b + 4, u->code);
   }
@@ -125,7 +125,7 @@ static inline void add_fifth_bits(uint32_t bits, int8_t* codes) {
 
 struct q5_0 {
   enum { elements = 32, bytes = 22, group = 32, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     u->scale[0] = half_at(b);
     nibbles_16(b + 6, u->code);
     add_fifth_bits(dword_at(b + 2), u->code);
@@ -135,7 +135,7 @@ struct q5_0 {
 
 struct q5_1 {
   enum { elements = 32, bytes = 24, group = 32, has_min = 1 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     u->scale[0] = half_at(b), u->min[0] = -half_at(b + 2);
     nibbles_16(b + 8, u->code);
     add_fifth_bits(dword_at(b + 4), u->code);
@@ -144,7 +144,7 @@ struct q5_1 {
 
 struct q8_0 {
   enum { elements = 32, bytes = 34, group = 32, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     u->scale[0] = half_at(b);
     memcpy(u->code, b + 2, 32);
   }
@@ -152,7 +152,7 @@ struct q8_0 {
 
 struct iq4_nl {
   enum { elements = 32, bytes = 18, group = 32, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     u->scale[0] = half_at(b);
     nibbles_16(b + 2, u->code);
     look_up(quant::iq4_values, 32, u->code);
@@ -168,7 +168,7 @@ static inline void trits(const uint8_t* b, int count, int n, int8_t* to) {
 
 struct tq1_0 {
   enum { elements = 256, bytes = 54, group = 256, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     u->scale[0] = half_at(b + 52);
     trits(b, 32, 5, u->code);
     trits(b + 32, 16, 5, u->code + 160);
@@ -178,7 +178,7 @@ struct tq1_0 {
 
 struct tq2_0 {
   enum { elements = 256, bytes = 66, group = 256, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     u->scale[0] = half_at(b + 64);
     for (int i = 0; i < 2; ++i) pairs_32(b + 32 * i, u->code + 128 * i);
     for (int i = 0; i < 256; ++i) u->code[i] = int8_t(u->code[i] - 1);
@@ -187,7 +187,7 @@ struct tq2_0 {
 
 struct mxfp4 {
   enum { elements = 32, bytes = 17, group = 32, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     const uint32_t bits = b[0] < 2 ? 0x00200000u << b[0] : uint32_t(b[0] - 1) << 23;
     memcpy(u->scale, &bits, 4);
     nibbles_16(b + 1, u->code);
@@ -205,7 +205,7 @@ static inline float nvfp4_scale(uint8_t s) {
 
 struct nvfp4 {
   enum { elements = 64, bytes = 36, group = 16, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     for (int g = 0; g < 4; ++g) {
       u->scale[g] = nvfp4_scale(b[g]);
       uint64_t bytes;
@@ -220,7 +220,7 @@ struct nvfp4 {
 
 struct q2_k {
   enum { elements = 256, bytes = 84, group = 16, has_min = 1 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     const float d = half_at(b + 80), least = half_at(b + 82);
     for (int g = 0; g < 16; ++g) u->scale[g] = d * float(b[g] & 15), u->min[g] = least * float(b[g] >> 4);
     for (int i = 0; i < 2; ++i) pairs_32(b + 16 + 32 * i, u->code + 128 * i);
@@ -229,7 +229,7 @@ struct q2_k {
 
 struct q3_k {
   enum { elements = 256, bytes = 110, group = 16, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     const uint8_t* const s = b + 96;
     const float d = half_at(b + 108);
     for (int g = 0; g < 16; ++g) {
@@ -243,7 +243,7 @@ struct q3_k {
 };
 
 // Of Q4_K and Q5_K: d, least, eight scales and eight minima of 6 bits each in 12 bytes.
-static inline void scales_k(const uint8_t* b, unpacked* u) {
+template <class To> static inline void scales_k(const uint8_t* b, To* u) {
   const float d = half_at(b), least = half_at(b + 2);
   const uint8_t* const s = b + 4;
   for (int g = 0; g < 4; ++g) {
@@ -254,7 +254,7 @@ static inline void scales_k(const uint8_t* b, unpacked* u) {
 
 struct q4_k {
   enum { elements = 256, bytes = 144, group = 32, has_min = 1 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     scales_k(b, u);
     for (int i = 0; i < 4; ++i) nibbles_32(b + 16 + 32 * i, u->code + 64 * i);
   }
@@ -262,7 +262,7 @@ struct q4_k {
 
 struct q5_k {
   enum { elements = 256, bytes = 176, group = 32, has_min = 1 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     scales_k(b, u);
     for (int i = 0; i < 4; ++i) nibbles_32(b + 48 + 32 * i, u->code + 64 * i);
     for (int part = 0; part < 8; ++part)
@@ -272,7 +272,7 @@ struct q5_k {
 
 struct q6_k {
   enum { elements = 256, bytes = 210, group = 16, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     const float d = half_at(b + 208);
     for (int g = 0; g < 16; ++g) u->scale[g] = d * float(int8_t(b[192 + g]));
     for (int h = 0; h < 2; ++h) {
@@ -288,7 +288,7 @@ struct q6_k {
 
 struct iq4_xs {
   enum { elements = 256, bytes = 136, group = 32, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     const float d = half_at(b);
     const unsigned high = word_at(b + 2);
     for (int g = 0; g < 8; ++g) {
@@ -313,7 +313,7 @@ static inline uint64_t two(uint32_t low, uint32_t high) { return low | uint64_t(
 
 struct iq2_xxs {
   enum { elements = 256, bytes = 66, group = 32, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     const float d = half_at(b);
     for (int g = 0; g < 8; ++g) {
       const uint8_t* const part = b + 2 + 8 * g;
@@ -325,13 +325,13 @@ struct iq2_xxs {
 };
 
 // Of IQ2_XS and IQ2_S: sixteen scales of 4 bits.
-static inline void scales_iq2(float d, const uint8_t* s, unpacked* u) {
+template <class To> static inline void scales_iq2(float d, const uint8_t* s, To* u) {
   for (int g = 0; g < 16; ++g) u->scale[g] = d * (0.5f + float(s[g / 2] >> g % 2 * 4 & 15)) * 0.25f;
 }
 
 struct iq2_xs {
   enum { elements = 256, bytes = 74, group = 16, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     scales_iq2(half_at(b), b + 66, u);
     for (int i = 0; i < 32; ++i) {
       const uint32_t q = word_at(b + 2 + 2 * i);
@@ -342,7 +342,7 @@ struct iq2_xs {
 
 struct iq2_s {
   enum { elements = 256, bytes = 82, group = 16, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     scales_iq2(half_at(b), b + 74, u);
     for (int i = 0; i < 32; ++i) {
       const int q = b[2 + i] | (b[66 + i / 4] >> i % 4 * 2 & 3) << 8;
@@ -353,7 +353,7 @@ struct iq2_s {
 
 struct iq3_xxs {
   enum { elements = 256, bytes = 98, group = 32, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     const float d = half_at(b);
     for (int g = 0; g < 8; ++g) {
       const uint8_t* const q = b + 2 + 8 * g;
@@ -367,7 +367,7 @@ struct iq3_xxs {
 
 struct iq3_s {
   enum { elements = 256, bytes = 110, group = 32, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     const float d = half_at(b);
     for (int g = 0; g < 8; ++g) u->scale[g] = d * float(1 + 2 * (b[106 + g / 2] >> g % 2 * 4 & 15));
     for (int i = 0; i < 32; ++i) {
@@ -387,7 +387,7 @@ static inline void put_iq1(int index, bool less, int8_t* to) {
 
 struct iq1_s {
   enum { elements = 256, bytes = 50, group = 32, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     const float d = half_at(b);
     for (int g = 0; g < 8; ++g) {
       const int high = word_at(b + 34 + 2 * g);
@@ -399,7 +399,7 @@ struct iq1_s {
 
 struct iq1_m {
   enum { elements = 256, bytes = 56, group = 16, has_min = 0 };
-  static void unpack(const uint8_t* b, unpacked* u) {
+  template <class To> static void unpack(const uint8_t* b, To* u) {
     const uint8_t* const s = b + 48;
     const float d = half_of(uint16_t(word_at(s) >> 12 | (word_at(s + 2) >> 8 & 0xf0) | (word_at(s + 4) >> 4 & 0xf00) | (word_at(s + 6) & 0xf000)));
     for (int g = 0; g < 16; ++g) {

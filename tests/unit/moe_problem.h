@@ -70,14 +70,14 @@ struct array {
     return memory.data() + (view.dtype >> 8 & 0xff) / 8 * (i * strides[0] + (shape.size() > 1 ? j * strides[1] : 0));
   }
   void set(int64_t i, int64_t j, double x) {
-    const float f = static_cast<float>(x);
-    const auto narrow = static_cast<int32_t>(x);
-    const auto wide = static_cast<int64_t>(x);
-    const uint16_t half = view.dtype == CQSA_DTYPE_F16 ? f32_to_f16(f) : f32_to_bf16(f);
-    if (view.dtype == CQSA_DTYPE_F32) std::memcpy(at(i, j), &f, 4);
-    else if (view.dtype == CQSA_DTYPE_I32) std::memcpy(at(i, j), &narrow, 4);
-    else if (view.dtype == CQSA_DTYPE_I64) std::memcpy(at(i, j), &wide, 8);
-    else std::memcpy(at(i, j), &half, 2);
+    const auto put = [&](auto value) { std::memcpy(at(i, j), &value, sizeof value); };
+    switch (view.dtype) {
+      case CQSA_DTYPE_F32: return put(static_cast<float>(x));
+      case CQSA_DTYPE_I32: return put(static_cast<int32_t>(x));
+      case CQSA_DTYPE_I64: return put(static_cast<int64_t>(x));
+      case CQSA_DTYPE_F16: return put(f32_to_f16(static_cast<float>(x)));
+      default: return put(f32_to_bf16(static_cast<float>(x)));
+    }
   }
   double get(int64_t i, int64_t j = 0) {
     float f;

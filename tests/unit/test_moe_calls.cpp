@@ -90,7 +90,8 @@ TEST_CASE("moe calls: arguments that are refused", "[moe]") {
       {"ids type", [](problem&, cqsa_moe_args& a) { a.topk_ids = typed(a.topk_ids, CQSA_DTYPE_F32); }, CQSA_ERROR_DTYPE, "args->topk_ids is f32, wanted i32 or i64"},
       {"ids shape", [](problem&, cqsa_moe_args& a) { a.topk_ids = shaped(a.topk_ids, {7, 2}); }, CQSA_ERROR_SHAPE,
        "args->topk_ids has shape [7, 2], wanted [8, k] (tokens of args->x)"},
-      {"k of 0", [](problem&, cqsa_moe_args& a) { a.topk_ids = shaped(a.topk_ids, {8, 0}); }, CQSA_ERROR_SHAPE, "args->topk_ids has shape [8, 0], wanted [tokens, k] with k of 1 to 64"},
+      {"k of 0", [](problem&, cqsa_moe_args& a) { a.topk_ids = shaped(a.topk_ids, {8, 0}); }, CQSA_ERROR_SHAPE,
+       "args->topk_ids has shape [8, 0], wanted [tokens, k] with k of 1 to 64"},
       {"k of 65", [](problem&, cqsa_moe_args& a) { a.topk_ids = shaped(a.topk_ids, {8, 65}); }, CQSA_ERROR_SHAPE, "args->topk_ids has shape [8, 65]"},
       {"no weights", [](problem&, cqsa_moe_args& a) { a.topk_weights = nullptr; }, CQSA_ERROR_NULL_POINTER, "args->topk_weights is NULL"},
       {"weights shape", [](problem&, cqsa_moe_args& a) { a.topk_weights = shaped(a.topk_weights, {8, 1}); }, CQSA_ERROR_SHAPE,
@@ -166,6 +167,45 @@ TEST_CASE("moe calls: ids that are refused", "[moe]") {
       {"no data", [](problem& p, cqsa_moe_args&) { p.ids.set(0, 0, 3), p.own.down.list[3].data = nullptr; }, CQSA_ERROR_NULL_POINTER,
        "args->w_down: the data of expert 3 is NULL, but args->topk_ids["},
   });
+}
+
+TEST_CASE("moe calls: a descriptor of zeros is an expert that is not here", "[moe]") {
+  problem p;
+  p.make(1);
+  for (int64_t t = 0; t < p.tokens; ++t)
+    for (int64_t s = 0; s < p.topk; ++s) p.ids.set(t, s, double(1 + t % 2));
+  REQUIRE(run(p) == CQSA_OK);
+  const std::vector<char> wanted = p.out.memory;
+  for (projection* w : {&p.own.gate, &p.own.up, &p.own.down}) w->list[0] = w->list[3] = CQSA_MOE_MATRIX_INIT;
+  REQUIRE(run(p) == CQSA_OK);
+  CHECK(p.out.memory == wanted);
+  p.ids.set(0, 0, 3);
+  CHECK(run(p) == CQSA_ERROR_NULL_POINTER);
+  for (projection* w : {&p.own.gate, &p.own.up, &p.own.down}) w->list[1] = w->list[2] = CQSA_MOE_MATRIX_INIT;
+  for (int64_t t = 0; t < p.tokens; ++t)
+    for (int64_t s = 0; s < p.topk; ++s) p.ids.set(t, s, -1);
+  REQUIRE(run(p) == CQSA_OK);
+  for (const double x : p.result()) REQUIRE(x == 0);
+}
+
+TEST_CASE("moe calls: sizes past 2^31 are counted in 64 bits", "[moe]") {
+  problem p;
+  p.topk = 8;
+  p.make(1);
+  uint64_t usual = 0, large = 0;
+  const auto with_tokens = [&](int64_t tokens) {
+    cqsa_moe_args a = p.args;
+    a.x = shaped(a.x, {tokens, 256}), a.topk_ids = shaped(a.topk_ids, {tokens, 8}), a.topk_weights = shaped(a.topk_weights, {tokens, 8}), a.out = shaped(a.out, {tokens, 256});
+    return a;
+  };
+  cqsa_moe_args a = with_tokens(int64_t{1} << 40);
+  REQUIRE(cqsa_moe_workspace(cpu_context(), &a, &usual) == CQSA_OK);
+  CHECK((usual > uint64_t{1} << 29 && usual <= uint64_t{1} << 30));
+  a.max_bytes = uint64_t{1} << 50;
+  REQUIRE(cqsa_moe_workspace(cpu_context(), &a, &large) == CQSA_OK);
+  CHECK((large > uint64_t{1} << 40 && large < uint64_t{1} << 43));  // a piece has fewer than 2^31 slots
+  a = with_tokens(int64_t{1} << 57);
+  CHECK(cqsa_moe_workspace(cpu_context(), &a, &large) == CQSA_ERROR_SHAPE);
 }
 
 // ---- memory that ends where the operand does --------------------------------------------------------------------------------
@@ -349,7 +389,8 @@ TEST_CASE("moe calls: activations to int8, to the bit", "[moe]") {
     engine r(1);
     array x(dtype, {9, 2080}, 3), codes(CQSA_DTYPE_I8, {9, 2080}, 1), scales(CQSA_DTYPE_F32, {9, 65}, 2);
     for (int64_t i = 0; i < 9; ++i)
-      for (int64_t j = 0; j < 2080; ++j) x.set(i, j, i == 1 ? 0 : i == 2 && dtype == CQSA_DTYPE_F32 ? 1e-40 * normal(r) : i == 3 && j == 40 ? NAN : i == 3 && j == 70 ? -INFINITY : normal(r));
+      for (int64_t j = 0; j < 2080; ++j) x.set(i, j, i == 1 ? 0 : i == 2 && dtype == CQSA_DTYPE_F32 ? 1e-40 * normal(r) : normal(r));
+    x.set(3, 40, NAN), x.set(3, 70, -INFINITY);
     REQUIRE(cqsa_moe_quantize_activations(cpu_context(), x.tensor(), codes.tensor(), scales.tensor(), nullptr) == CQSA_OK);
     for (int64_t i = 0; i < 9; ++i)
       for (int64_t g = 0; g < 65; ++g) {

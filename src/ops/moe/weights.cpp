@@ -109,14 +109,20 @@ struct matrix_check {
   }
 };
 
+// A descriptor of zeros is an expert that is not here.
+bool is_nobody(const cqsa_moe_matrix& m) { return m.data == nullptr && m.format == CQSA_QUANT_NONE; }
+
 cqsa_status check_experts(const cqsa_context& context, const char* name, cqsa_moe_set& set) {
-  set.format = set.experts[0].format;
+  bool mixed = false;
   for (int64_t e = 0; e < set.num_experts; ++e) {
     const matrix_check one{context, set, name, e, set.experts[e]};
+    if (is_nobody(one.m)) continue;
     CQSA_TRY(one.check());
     CQSA_TRY(one.check_length(0, 1));
-    if (one.m.format != set.format) set.format = CQSA_QUANT_NONE;
+    mixed = mixed || (set.format != CQSA_QUANT_NONE && set.format != one.m.format);
+    set.format = one.m.format;
   }
+  if (mixed) set.format = CQSA_QUANT_NONE;
   return CQSA_OK;
 }
 
