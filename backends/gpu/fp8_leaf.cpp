@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t threads = 256;
 constexpr uint64_t words_at = 128;  // behind the header and the ticket
 
-enum class way { general, stream, tile, group, row, columns };
+enum class way { general, quick_stream, quick_row, quick_group, quick_tile, stream, tile, group, row, columns };
 
 const cqsa_fp8_output& side_of(const cqsa_fp8_job& job, int s) { return s == 0 ? job.row : job.transposed; }
 // Data may be missing: of what is empty, and where only the workspace is asked for.
