@@ -132,6 +132,13 @@ CQSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
 CQSA_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
 #endif
 
+// Whether the compiler for this chip keeps a tile in few registers: that for sm_80 and newer does.
+#if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800) || defined(__HIP__)
+constexpr bool many_registers = false;
+#else
+constexpr bool many_registers = true;
+#endif
+
 // Eight aligned bytes. No hint here either: .cs takes 1 of 53 us more.
 CQSA_DEVICE void store_once8(void* to, uint32_t low, uint32_t high) { *static_cast<uint2*>(to) = make_uint2(low, high); }
 
