@@ -86,7 +86,9 @@ def gates(rows, allowed):
     codes = {row.code for row in rows}
     # A tuned kernel is for its own architectures; a portable one must be there for all of them.
     for kernel in sorted({row.kernel for row in rows if row.source.startswith("backends/gpu/")}):
-        faults += [f"{kernel} is not there for {code}" for code in sorted(codes - {row.code for row in rows if row.kernel == kernel})]
+        there = {row.code for row in rows if row.kernel == kernel}
+        same = {"sm_86", "sm_87", "sm_88", "sm_89"} if "sm_80" in there else set()  # they run its code: cmake/cuda_images.cmake
+        faults += [f"{kernel} is not there for {code}" for code in sorted(codes - there - same)]
     return faults
 
 

@@ -132,6 +132,13 @@ CQSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
 CQSA_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
 #endif
 
+// Whether the compiler for this chip keeps a tile in few registers: that for sm_80 and newer does.
+#if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800) || defined(__HIP__)
+constexpr bool many_registers = false;
+#else
+constexpr bool many_registers = true;
+#endif
+
 // Eight aligned bytes. No hint here either: .cs takes 1 of 53 us more.
 CQSA_DEVICE void store_once8(void* to, uint32_t low, uint32_t high) { *static_cast<uint2*>(to) = make_uint2(low, high); }
 
@@ -167,19 +174,19 @@ CQSA_DEVICE int hidden_zero() {
 
 // Two numbers, neither of them NaN, to f16 and bf16, to nearest even; the first one low.
 #if !defined(__HIP__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-CQSA_DEVICE uint32_t pack_f16(float low, float high) {
+CQSA_DEVICE uint32_t pair_of_f16(float low, float high) {
   uint32_t out;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
   return out;
 }
-CQSA_DEVICE uint32_t pack_bf16(float low, float high) {
+CQSA_DEVICE uint32_t pair_of_bf16(float low, float high) {
   uint32_t out;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
   return out;
 }
 #else
-CQSA_DEVICE uint32_t pack_f16(float low, float high) { return f32_to_f16(low) | uint32_t(f32_to_f16(high)) << 16; }
-CQSA_DEVICE uint32_t pack_bf16(float low, float high) {
+CQSA_DEVICE uint32_t pair_of_f16(float low, float high) { return f32_to_f16(low) | uint32_t(f32_to_f16(high)) << 16; }
+CQSA_DEVICE uint32_t pair_of_bf16(float low, float high) {
   const uint32_t a = __float_as_uint(low), b = __float_as_uint(high);
   return (a + 0x7fffu + (a >> 16 & 1u)) >> 16 | ((b + 0x7fffu + (b >> 16 & 1u)) & 0xffff0000u);
 }

@@ -71,8 +71,8 @@ template <class Pack> CQSA_DEVICE word4x pack_halves(const float4x (&x)[2], cons
 // The 16 bytes of out that values become. Only a scale that is not finite makes a NaN, which has bits of its own.
 CQSA_DEVICE word4x pack_values(int kind, bool finite, const float4x (&x)[2]) {
   if (!finite) return pack_halves(x, [&](float low, float high) { return encode_u16(kind, low) | encode_u16(kind, high) << 16; });
-  if (kind == kind_f16) return pack_halves(x, [](float low, float high) { return pack_f16(low, high); });
-  return pack_halves(x, [](float low, float high) { return pack_bf16(low, high); });
+  if (kind == kind_f16) return pack_halves(x, [](float low, float high) { return pair_of_f16(low, high); });
+  return pack_halves(x, [](float low, float high) { return pair_of_bf16(low, high); });
 }
 CQSA_DEVICE word4x pack_values(int, bool finite, const float4x (&x)[1]) {
   word4x out;

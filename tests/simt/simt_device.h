@@ -149,14 +149,15 @@ CQSA_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) {
   for (int i = 0; i < 4; ++i) out |= uint32_t(both >> 8 * (selector >> 4 * i & 7u) & 0xffu) << 8 * i;
   return out;
 }
-CQSA_DEVICE uint32_t pack_f16(float low, float high) { return f32_to_f16(low) | uint32_t(f32_to_f16(high)) << 16; }
-CQSA_DEVICE uint32_t pack_bf16(float low, float high) {
+CQSA_DEVICE uint32_t pair_of_f16(float low, float high) { return f32_to_f16(low) | uint32_t(f32_to_f16(high)) << 16; }
+CQSA_DEVICE uint32_t pair_of_bf16(float low, float high) {
   uint32_t bits[2];
   std::memcpy(bits, &low, 4), std::memcpy(bits + 1, &high, 4);
   for (uint32_t& x : bits) x = (x + 0x7fffu + (x >> 16 & 1u)) >> 16;
   return bits[0] | bits[1] << 16;
 }
 constexpr bool has_fp8 = false;
+constexpr bool many_registers = true;
 CQSA_DEVICE uint32_t pack_e4m3(float, float) { return 0; }
 CQSA_DEVICE uint32_t pack_e5m2(float, float) { return 0; }
 
