@@ -90,9 +90,31 @@ CQSA_DEVICE uint32_t atomic_max(uint32_t* to, uint32_t value) { return atomicMax
 // What this thread did before it is seen, by all of the device, before what it does behind, and the reverse for what it reads.
 #if defined(__HIP__)
 CQSA_DEVICE void device_fence() { __threadfence(); }
+CQSA_DEVICE uint32_t atomic_add_release(uint32_t* to, uint32_t value) { return __hip_atomic_fetch_add(to, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT); }
 #else  // what __threadfence() is, sequentially consistent, takes longer
 CQSA_DEVICE void device_fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// After what this thread did before. A fence would empty the first cache too.
+CQSA_DEVICE uint32_t atomic_add_release(uint32_t* to, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(value) : "memory");
+  return before;
+}
 #endif
+// A maximum, and then 1 more in *count, of which it returns what was there before. On an NVIDIA GPU the second one goes out when the first one has come back from
+// the second cache, where both are done: no fence, which would wait for all that the thread has written. `value` is no 0xfffffffe, so the
+// sum is right, but no compiler knows that.
+CQSA_DEVICE uint32_t max_then_add(uint32_t* to, uint32_t value, uint32_t* count) {
+#if defined(__HIP__)
+  atomicMax(to, value);
+  return atomic_add_release(count, 1);
+#else
+  uint32_t before;
+  asm volatile("atom.relaxed.gpu.global.max.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(value) : "memory");
+  const uint32_t one = before == 0xfffffffeu ? 2 : 1;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(count), "r"(one) : "memory");
+  return before;
+#endif
+}
 
 CQSA_DEVICE void atomic_add_i64(int64_t* to, int64_t value) {
   atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
@@ -104,6 +126,7 @@ struct alignas(16) loaded16 {
 };
 #if defined(__HIP__)
 CQSA_DEVICE loaded16 load_once(const void* from) { return *static_cast<const loaded16*>(from); }
+CQSA_DEVICE loaded16 load_now(const void* from) { return *static_cast<const loaded16*>(from); }
 CQSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
   const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu, high = a >> 16 > b >> 16 ? a : b;
   return low | (high & 0xffff0000u);
@@ -117,6 +140,12 @@ CQSA_DEVICE loaded16 load_once(const void* from) {
   loaded16 out;
   // Without a hint: on an H200 L1::no_allocate and .cs take 3 to 4 of 53 us more.
   asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(out.x[0]), "=r"(out.x[1]), "=r"(out.x[2]), "=r"(out.x[3]) : "l"(from));
+  return out;
+}
+// .. that a barrier behind it does not overtake.
+CQSA_DEVICE loaded16 load_now(const void* from) {
+  loaded16 out;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(out.x[0]), "=r"(out.x[1]), "=r"(out.x[2]), "=r"(out.x[3]) : "l"(from) : "memory");
   return out;
 }
 CQSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
