@@ -250,6 +250,8 @@ int64_t threads_of(const device_facts& facts, const fp8_job& j, int32_t phase, w
   }
 }
 
+// A ticket costs its block a fence that waits for the codes.
+int64_t quick_stream_blocks(const device_facts& facts, int64_t pieces, bool words) { return words ? smaller(pieces, int64_t(facts.multiprocessors) * 9) : pieces; }
 int64_t tiles_of(const fp8_job& j) { return divide_up(j.rows, fp8_tile_size) * divide_up(j.columns, fp8_tile_size); }
 int64_t blocks_of(const device_facts& facts, const fp8_job& j, int32_t phase, way how) {
   const int64_t n = j.batch * j.rows * j.columns, mine = threads_of(facts, j, phase, how), length = larger(length_of(j, phase, how), 1);
@@ -260,7 +262,7 @@ int64_t blocks_of(const device_facts& facts, const fp8_job& j, int32_t phase, wa
     case way::group: return fp8_blocks(facts, j.rows * divide_up(length, numbers_of(j) * 4 * mine), 1, of_unit(fp8_group_blocks));
     case way::columns: return fp8_blocks(facts, j.side[0].rows * divide_up(j.columns, 8 * numbers_of(j)), 1, 1);
     case way::row: return fp8_blocks(facts, j.rows * divide_up(j.columns, length), 1, of_unit(fp8_row_blocks));
-    case way::quick_stream: return divide_up(j.columns, 32 * mine);
+    case way::quick_stream: return quick_stream_blocks(facts, divide_up(j.columns, 32 * mine), j.words);
     case way::quick_group: return divide_up(j.columns, 32 * mine);
     case way::quick_row: return j.rows;
     case way::quick_tile: return tiles_of(j);

@@ -78,29 +78,14 @@ template <int Lanes, int Sides, class P> CQSA_DEVICE void quick_head(const P& p,
   if (thread_index() == 0) control().scale = !head.go ? 0.0f : job.side[Sides - 1].codes.data ? head.scale[Sides - 1] : 1.0f;
 }
 
-// As end_block(), without a fence, for which a block would wait until its codes are written: 3 to 7 of 60 us.
 template <int Lanes, int Sides, class P> CQSA_DEVICE void quick_end(const P& p, const fp8_job& job, bool go, uint32_t amax) {
   if (go && block_index_x() == 0) publish<false, Sides>(p, job, {true, job.rows, {0.0f, 0.0f}});
-  if (!has_words(p)) return;
-  leave_amax<Lanes>(amax);
-  barrier();
-  if (thread_index() >= Lanes) return;
-  amax = go ? block_amax<Lanes>() : refused_bits;
-  uint32_t last = 0;
-  if (thread_index() == 0) {
-    if (!p.ticket) atomic_max(job.words, amax);
-    else last = max_then_add(job.words, amax, p.ticket) + 1 == uint32_t(grid_size_x()) - (CQSA_MUTANT(32) ? 1u : 0u);
-    if (last) device_fence();
-  }
-  if (!shuffle<Lanes>(last, 0)) return;
-  lanes_barrier<Lanes>();
-  end_job<Lanes>(p, job);
-  if (thread_index() == 0 && !CQSA_MUTANT(33)) *p.ticket = 0;
+  end_block<Lanes, false>(p, job, go, amax);
 }
 
 // ---- one known scale, one row ---------------------------------------------------------------------------------------------------
 
-// A block has one piece, or some, where each takes a ticket.
+// A block has one piece, or some, where blocks take tickets.
 template <int Lanes, int Kind, class P> CQSA_DEVICE void quick_stream(const P& p) {
   const fp8_job& job = p.jobs[0];
   quick_head<Lanes, 1>(p, job);

@@ -100,22 +100,6 @@ CQSA_DEVICE uint32_t atomic_add_release(uint32_t* to, uint32_t value) {
   return before;
 }
 #endif
-// A maximum, and then 1 more in *count, of which it returns what was there before. On an NVIDIA GPU the second one goes out when the first one has come back from
-// the second cache, where both are done: no fence, which would wait for all that the thread has written. `value` is no 0xfffffffe, so the
-// sum is right, but no compiler knows that.
-CQSA_DEVICE uint32_t max_then_add(uint32_t* to, uint32_t value, uint32_t* count) {
-#if defined(__HIP__)
-  atomicMax(to, value);
-  return atomic_add_release(count, 1);
-#else
-  uint32_t before;
-  asm volatile("atom.relaxed.gpu.global.max.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(value) : "memory");
-  const uint32_t one = before == 0xfffffffeu ? 2 : 1;
-  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(count), "r"(one) : "memory");
-  return before;
-#endif
-}
-
 CQSA_DEVICE void atomic_add_i64(int64_t* to, int64_t value) {
   atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
 }

@@ -125,13 +125,6 @@ CQSA_DEVICE uint32_t atomic_max(uint32_t* to, uint32_t value) {
 CQSA_DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return __atomic_fetch_add(to, value, __ATOMIC_ACQ_REL); }
 CQSA_DEVICE uint32_t atomic_exchange(uint32_t* to, uint32_t value) { return __atomic_exchange_n(to, value, __ATOMIC_ACQ_REL); }
 CQSA_DEVICE void device_fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-CQSA_DEVICE uint32_t max_then_add(uint32_t* to, uint32_t value, uint32_t* count) {
-  if (CQSA_MUTANT(31)) {
-    const uint32_t before = atomic_add(count, 1);
-    return atomic_max(to, value), before;
-  }
-  return atomic_max(to, value), atomic_add(count, 1);
-}
 CQSA_DEVICE uint32_t atomic_add_release(uint32_t* to, uint32_t value) { return __atomic_fetch_add(to, value, __ATOMIC_ACQ_REL); }
 
 CQSA_DEVICE void atomic_add_i64(int64_t* to, int64_t value) { __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
