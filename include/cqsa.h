@@ -976,8 +976,8 @@ CQSA_API void cqsa_fp8_quantize_args_init(cqsa_fp8_quantize_args *args, uint64_t
  * INDEX (groups, CPU backend), WORKSPACE, OUT_OF_*, CALLBACK, RUNTIME, CAPTURE_UNSAFE. Thread class: const (context), each call with its own
  * workspace and ring. Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_quantize(cqsa_context *context, const cqsa_fp8_quantize_args *args, void *stream);
-/* The same for `count` tensors, in as many launches as for one. The workspace is that of args[0], large enough for all; the others' must be NULL. No two may
- * share a ring or an output. Errors: as above, the message names the entry. Thread class: as above. Since 0.1. */
+/* The same for `count` tensors, on a GPU in one launch for every three that have a known scale each, otherwise in as many launches as one call for each takes.
+ * The workspace is that of args[0], large enough for all; the others' must be NULL. No two may share a ring or an output. Errors: as above, the message names the entry. Thread class: as above. Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_quantize_many(cqsa_context *context, const cqsa_fp8_quantize_args *const *args, int64_t count, void *stream);
 
 /* Bytes of workspace with which the call above allocates nothing, aligned to CQSA_WORKSPACE_ALIGNMENT: host memory on the CPU backend, device

@@ -249,7 +249,7 @@ cqsa_status check_shape(const cqsa_tensor& tensor, const char* name, const int64
 void strides_of(const cqsa_tensor& tensor, int64_t* strides_out) {
   int64_t compact = 1;
   for (int i = tensor.ndim - 1; i >= 0; --i) {
-    strides_out[i] = tensor.strides != nullptr ? tensor.strides[i] : compact;
+    strides_out[i] = tensor.strides != nullptr && tensor.shape[i] > 1 ? tensor.strides[i] : compact;
     // Overflows only when another axis has size 0; then no stride is ever used.
     if (multiply_overflows(compact, std::max<int64_t>(tensor.shape[i], 1), &compact)) compact = 0;
   }

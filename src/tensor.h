@@ -53,7 +53,8 @@ uintptr_t address_of(const cqsa_tensor& tensor);
 // Element for element the same memory; the two have the same shape.
 bool same_view(const cqsa_tensor& a, const cqsa_tensor& b);
 
-// Strides of the tensor in elements (explicit or compact row-major; an axis of size 0 counts as 1).
+// Strides of the tensor in elements (explicit or compact row-major; an axis of size 0 counts as 1). An axis with less than two
+// elements always has the compact one: the caller's may be any number, one that overflows in bytes too.
 void strides_of(const cqsa_tensor& tensor, int64_t* strides_out);
 
 // Two different index tuples of one output reach the same byte: CQSA_ERROR_STRIDES. The tensor has passed check_tensor.

@@ -138,7 +138,7 @@ CQSA_DEVICE void columns_codes(const fp8_job& job, const fp8_strip& s) {
   }
 }
 
-template <int Lanes> CQSA_DEVICE void fp8_columns_block(const fp8_params& p) {
+template <int Lanes, class P> CQSA_DEVICE void fp8_columns_block(const P& p) {
   const fp8_job& job = p.jobs[0];
   const fp8_head head = head_of<false, 1>(p, job);
   barrier();

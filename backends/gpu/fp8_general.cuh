@@ -193,14 +193,14 @@ CQSA_DEVICE void general_sums(const fp8_job& job, const fp8_head& head) {
   }
 }
 
-template <int Lanes> CQSA_DEVICE uint32_t general_side(const fp8_params& p, const fp8_job& job, const fp8_head& head, int s) {
+template <int Lanes, class P> CQSA_DEVICE uint32_t general_side(const P& p, const fp8_job& job, const fp8_head& head, int s) {
   const fp8_side& side = job.side[s];
   if (s != amax_side && is_known(p, job, side)) return general_elements(job, head, s);
   if (side.block[1] == 1 && side.block[0] > 1) return general_columns(job, head, s);
   return general_blocks<Lanes>(job, head, s, side.block[0] * side.block[1] > 32 * Lanes);
 }
 
-template <int Lanes> CQSA_DEVICE void fp8_general_block(const fp8_params& p) {
+template <int Lanes, class P> CQSA_DEVICE void fp8_general_block(const P& p) {
   const fp8_job& job = job_of<true>(p);
   const fp8_head head = head_of<true>(p, job);
   barrier();

@@ -67,11 +67,12 @@ CQSA_DEVICE uint32_t slow_groups(const fp8_job& job, const uint32_t (&m)[fp8_eac
   return slow;
 }
 
-// The scale of one group of four that this lane has, to all; stored where that is mine to do.
-template <int Lanes> CQSA_DEVICE void scale_groups(const fp8_job& job, const fp8_pieces& g, const fp8_place& at, const uint32_t (&m)[fp8_each], float (&scale)[fp8_each]) {
+// The scale of one group of four that this lane has, to all; stored where that is mine to do. The four are `step` vectors apart.
+template <int Lanes>
+CQSA_DEVICE void scale_groups(const fp8_job& job, const fp8_pieces& g, const fp8_place& at, int step, const uint32_t (&m)[fp8_each], float (&scale)[fp8_each]) {
   const fp8_side& side = job.side[0];
   const int kind = job.x.kind, team = int(side.block[1]) >> shift_of(kind), lane = thread_index() % Lanes, first = lane & ~(team - 1);
-  const uint32_t group = (at.column + uint32_t(mine_of(lane, team) * block_threads())) / uint32_t(team);
+  const uint32_t group = (at.column + uint32_t(mine_of(lane, team) * step)) / uint32_t(team);
   const fp8::scale_pair pair = fp8::scale_of(plain_amax(most_bits(most_of_four<Lanes>(m, lane, team, kind == kind_f32), kind)), rule_of(job, side));
   if ((lane & (team / 4 - 1)) == 0 && group * uint32_t(team) < g.vectors) {
     const fp8_place to = place_of(group, uint32_t(side.columns));  // x may be many rows in one
@@ -92,7 +93,7 @@ template <int Lanes> CQSA_DEVICE uint32_t fp8_groups(const fp8_job& job, const f
     uint32_t m[fp8_each], raw = 0;
     all = most_of_two(all, counted_most(job, v, m, &raw), kind == kind_f32);
     float scale[fp8_each];
-    scale_groups<Lanes>(job, g, at, m, scale);
+    scale_groups<Lanes>(job, g, at, int(step), m, scale);
     uint32_t slow = slow_groups(job, m, raw, scale);
     fp8_codes c;
     encode_vectors(v, kind, scale, fast_of(side.format), c);
@@ -109,7 +110,7 @@ template <int Lanes> CQSA_DEVICE uint32_t fp8_groups(const fp8_job& job, const f
   return most_bits(all, kind);
 }
 
-template <int Lanes> CQSA_DEVICE void fp8_group_block(const fp8_params& p) {
+template <int Lanes, class P> CQSA_DEVICE void fp8_group_block(const P& p) {
   const fp8_job& job = p.jobs[0];
   const fp8_pieces g = pieces_of(job);
   fp8_place at{};
@@ -133,7 +134,7 @@ struct fp8_rows {
   bool known, vectors;  // whether the scale is known, and whether vectors are aligned
   uint32_t length, per_row, all;
 };
-CQSA_DEVICE fp8_rows rows_of(const fp8_params& p, const fp8_job& job) {
+template <class P> CQSA_DEVICE fp8_rows rows_of(const P& p, const fp8_job& job) {
   const fp8_side& side = job.side[0];
   const bool known = !side.codes.data || is_known(p, job, side), vectors = job.x.aligned && (!side.codes.data || side.codes.aligned);
   const uint32_t per_row = known ? 1 : uint32_t(side.columns);
@@ -233,7 +234,7 @@ template <int Lanes> CQSA_DEVICE uint32_t fp8_row_units(const fp8_job& job, cons
   return all;
 }
 
-template <int Lanes> CQSA_DEVICE void fp8_row_block(const fp8_params& p) {
+template <int Lanes, class P> CQSA_DEVICE void fp8_row_block(const P& p) {
   const fp8_job& job = p.jobs[0];
   const fp8_rows r = rows_of(p, job);
   fp8_row row{};

@@ -18,12 +18,13 @@ struct fp8_control {
   uint32_t part[32];  // of each team of lanes
   uint32_t amax;      // of what went the slow way
   uint32_t nan, infinite, saturated;
+  float scale;        // fp8_quick.cuh: of the whole launch; 0: it may not go on
 };
 static_assert(sizeof(fp8_control) <= fp8_control_bytes);
 CQSA_DEVICE fp8_control& control() { return *reinterpret_cast<fp8_control*>(shared_memory()); }
 
 // The job of this block. A kernel for one job finds all about it in constant memory; which of many it is would cost registers.
-template <bool Many> CQSA_DEVICE const fp8_job& job_of(const fp8_params& p) {
+template <bool Many, class P> CQSA_DEVICE const fp8_job& job_of(const P& p) {
   if constexpr (!Many) return p.jobs[0];
   int j = 0;
   while (j + 1 < p.count && block_index_x() >= p.jobs[j + 1].first_block) ++j;
@@ -33,7 +34,7 @@ template <bool Many> CQSA_DEVICE const fp8_job& job_of(const fp8_params& p) {
 // The same job for what is seldom done.
 CQSA_DEVICE const fp8_job& job_again(const fp8_job& job) { return (&job)[hidden_zero()]; }
 
-CQSA_DEVICE bool workspace_is_sound(const fp8_params& p) {
+template <class P> CQSA_DEVICE bool workspace_is_sound(const P& p) {
   return !p.workspace || reinterpret_cast<const fp8::workspace_header*>(p.workspace)->magic == fp8::workspace_magic;
 }
 // Without a way out before the end, so that all of it is on its way at once.
@@ -71,14 +72,14 @@ CQSA_DEVICE fp8::scale_pair single_scale(const fp8_job& job, const fp8_side& sid
 }
 
 // Codes of this launch have scales that are known at its begin.
-CQSA_DEVICE bool is_known(const fp8_params& p, const fp8_job& job, const fp8_side& side) {
+template <class P> CQSA_DEVICE bool is_known(const P& p, const fp8_job& job, const fp8_side& side) {
   return job.source != CQSA_FP8_CURRENT || (p.phase == phase_codes && (side.single || side.per_group));
 }
 
 // The same for all threads of the block. They have to meet before one of them comes upon something rare: control() is cleared here. What is
 // read does not wait for each other; a kernel asks for its first numbers before it comes here. Special: batches and groups of rows, scales of
 // blocks that are known. Sides: those that may have codes.
-template <bool Special = false, int Sides = 2> CQSA_DEVICE fp8_head head_of(const fp8_params& p, const fp8_job& job) {
+template <bool Special = false, int Sides = 2, class P> CQSA_DEVICE fp8_head head_of(const P& p, const fp8_job& job) {
   if (thread_index() == 0) control().amax = control().nan = control().infinite = control().saturated = 0;
   fp8_head head{};
   head.rows = Special ? job.batch * job.rows : job.rows;
@@ -101,7 +102,7 @@ template <bool Special = false, int Sides = 2> CQSA_DEVICE fp8_head head_of(cons
 }
 
 // Scales that were known, and padding of all; a share of it for every block of the job.
-template <bool Special = false, int Sides = 2> CQSA_DEVICE void publish(const fp8_params& p, const fp8_job& job, const fp8_head& head) {
+template <bool Special = false, int Sides = 2, class P> CQSA_DEVICE void publish(const P& p, const fp8_job& job, const fp8_head& head) {
   if (p.phase == phase_amax) return;
   const int64_t first = (block_index_x() - job.first_block) * block_threads() + thread_index(), step = job.blocks * block_threads();
 #pragma unroll 1
@@ -202,7 +203,7 @@ CQSA_DEVICE void ring_stage(char* state, float amax) {
 constexpr uint32_t refused_bits = 0xffffffffu;
 
 // Of a job whose blocks have all ended; a team of lanes.
-template <int Lanes> CQSA_DEVICE void end_job(const fp8_params& p, const fp8_job& job) {
+template <int Lanes, class P> CQSA_DEVICE void end_job(const P& p, const fp8_job& job) {
   const int lane = thread_index() % Lanes;
   const uint32_t bits = job.words[0];
   const bool folds = p.phase != phase_amax && job.ring.state && !job.ring.stage;
@@ -219,29 +220,38 @@ template <int Lanes> CQSA_DEVICE void end_job(const fp8_params& p, const fp8_job
   for (int64_t i = lane; i < 1 + (job.per_group ? job.num_groups : 0); i += Lanes) job.words[i] = 0;
 }
 
+template <class P> CQSA_DEVICE bool has_words(const P& p) { return p.workspace && workspace_is_sound(p); }
+
+// The amax of what a thread has seen, for block_amax() of the first team behind a barrier.
+template <int Lanes> CQSA_DEVICE void leave_amax(uint32_t amax) {
+  amax = most_of_lanes<Lanes>(amax);
+  if (thread_index() % Lanes == 0) control().part[thread_index() / Lanes] = amax;
+}
+template <int Lanes> CQSA_DEVICE uint32_t block_amax() {
+  const int lane = thread_index() % Lanes;
+  return larger_u32(most_of_lanes<Lanes>(lane < block_threads() / Lanes ? control().part[lane] : 0), control().amax);
+}
+
 // Every block comes here once, with the amax of what its threads have seen; behind the barrier only its first team of lanes goes on. The
 // ticket counts all blocks of the grid; the last one finds what the others have left, and leaves the workspace as it was. The launch that
 // looks for an amax alone has no ticket: the one behind it finds the word.
-template <int Lanes, bool Many> CQSA_DEVICE void end_block(const fp8_params& p, const fp8_job& job, bool go, uint32_t amax) {
-  const bool words = p.workspace && workspace_is_sound(p);
+template <int Lanes, bool Many, class P> CQSA_DEVICE void end_block(const P& p, const fp8_job& job, bool go, uint32_t amax) {
+  const bool words = has_words(p);
   if (!words && !job.counters) return;
-  const int lane = thread_index() % Lanes;
-  amax = most_of_lanes<Lanes>(amax);
-  if (lane == 0) control().part[thread_index() / Lanes] = amax;
+  leave_amax<Lanes>(amax);
   barrier();
   if (thread_index() >= Lanes) return;
+  const int lane = thread_index();
   if (lane == 0 && job.counters && p.phase != phase_amax) add_counts(job);
   if (!words) return;
-  amax = most_of_lanes<Lanes>(lane < block_threads() / Lanes ? control().part[lane] : 0);
+  amax = go ? block_amax<Lanes>() : refused_bits;
   uint32_t last = 0;
   if (lane == 0) {
-    amax = larger_u32(amax, control().amax);
-    if (!go) amax = refused_bits;
     if (job.words && amax) atomic_max(job.words, amax);
     if (p.ticket) {
-      if (!CQSA_MUTANT(31)) device_fence();
-      last = atomic_add(p.ticket, 1) + 1 == uint32_t(grid_size_x()) - (CQSA_MUTANT(32) ? 1u : 0u);
-      device_fence();
+      const uint32_t taken = CQSA_MUTANT(31) ? atomic_add(p.ticket, 1) : atomic_add_release(p.ticket, 1);
+      last = taken + 1 == uint32_t(grid_size_x()) - (CQSA_MUTANT(32) ? 1u : 0u);
+      if (last) device_fence();
     }
   }
   if (!shuffle<Lanes>(last, 0)) return;

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t threads = 256;
 constexpr uint64_t words_at = 128;  // behind the header and the ticket
 
-enum class way { general, stream, tile, group, row, columns };
+enum class way { general, stream, tile, group, row, columns, quick_stream, quick_row, quick_group, quick_tile };
 
 const cqsa_fp8_output& side_of(const cqsa_fp8_job& job, int s) { return s == 0 ? job.row : job.transposed; }
 // Data may be missing: of what is empty, and where only the workspace is asked for.
@@ -86,6 +86,7 @@ fp8_job make_job(const cqsa_fp8_job& a) {
 
 // Vectors of 16 bytes are counted with 32 bits.
 constexpr int64_t most_in_row = int64_t(1) << 32;
+constexpr int64_t most_in_shared = int64_t(1) << 22;
 int64_t numbers_of(const fp8_job& j) { return j.x.kind == kind_f32 ? 4 : 8; }
 int64_t number_bytes(const fp8_matrix& x) { return x.kind == kind_f32 ? 4 : x.kind <= kind_bf16 ? 2 : 1; }
 bool plain_format(int32_t format) { return format == CQSA_DTYPE_E4M3FN || format == CQSA_DTYPE_E5M2; }
@@ -187,6 +188,40 @@ bool by_columns(fp8_job& j) {
   return j.x.aligned && side.codes.aligned && j.columns % numbers_of(j) == 0 && j.rows > 0 && side.rows * j.columns < int64_t(1) << 31 && j.rows < int64_t(1) << 30;
 }
 
+// f16 or bf16 in whole aligned vectors, and nothing to be counted, left out or kept infinite: what fp8_quick.cuh takes.
+bool is_quick(const fp8_job& j) {
+  if (!j.x.aligned || j.x.kind == kind_f32 || j.counters || j.ignore_nan || !j.saturate || j.columns % 8 != 0 || j.rows * j.columns == 0) return false;
+  for (int s = 0; s < 2; ++s) {
+    const fp8_side& side = j.side[s];
+    if (side.codes.data && (!side.codes.aligned || side.scale.layout != CQSA_FP8_SCALES_STRIDED || side.scale_inv.layout != CQSA_FP8_SCALES_STRIDED)) return false;
+  }
+  return true;
+}
+bool quick_row_fits(const fp8_job& j, int32_t phase) {
+  return !j.words && !knows_scale(j, phase) && j.side[0].columns == 1 && j.columns >= 2048 && j.columns <= 16384;
+}
+// Whether both outputs have the same codes.
+bool same_codes(const fp8_side& a, const fp8_side& b) {
+  return a.single && a.format == b.format && a.pow2 == b.pow2 && a.ratio == b.ratio && a.scale_in.data == b.scale_in.data && a.scale_in.bytes == b.scale_in.bytes;
+}
+bool quick_tile_fits(const fp8_job& j, int32_t phase) {
+  const bool known = j.source != CQSA_FP8_CURRENT || phase == phase_codes;
+  if (!known || !j.side[1].codes.data || !j.side[1].single || (j.side[0].codes.data && !same_codes(j.side[0], j.side[1]))) return false;
+  return j.rows % fp8_tile_size == 0 && j.columns % fp8_tile_size == 0 && j.rows / fp8_tile_size * (j.columns / fp8_tile_size) < int64_t(1) << 30;
+}
+// The kernel that has a block for each piece of the work, where there is one.
+way quick_way(const device_facts& facts, const fp8_job& j, int32_t phase, way how) {
+  if (!is_quick(j)) return how;
+  const bool whole = j.columns % (32 * facts.lanes) == 0;  // teams of lanes
+  switch (how) {
+    case way::stream: return whole ? way::quick_stream : how;
+    case way::row: return whole && quick_row_fits(j, phase) ? way::quick_row : how;
+    case way::group: return whole && !j.words && j.rows == 1 ? way::quick_group : how;
+    case way::tile: return quick_tile_fits(j, phase) ? way::quick_tile : how;
+    default: return how;
+  }
+}
+
 way way_of(fp8_job& j, int32_t phase) {
   way how = way::general;
   fp8_job copy = j;
@@ -202,21 +237,35 @@ way way_of(fp8_job& j, int32_t phase) {
 // How long a piece is that a block has at a time, and with how many threads.
 int64_t length_of(const fp8_job& j, int32_t phase, way how) { return how == way::group || knows_scale(j, phase) ? j.columns : j.side[0].block[1]; }
 int64_t threads_of(const device_facts& facts, const fp8_job& j, int32_t phase, way how) {
-  if (how == way::columns) return fp8_columns_threads;
-  if (how != way::group && how != way::row) return threads;
-  const int64_t wanted = divide_up(length_of(j, phase, how), numbers_of(j) * 4);
-  return smaller(divide_up(larger(wanted, 1), facts.lanes) * facts.lanes, threads);
+  switch (how) {
+    case way::columns: return fp8_columns_threads;
+    case way::quick_stream: return j.words && j.columns > 1024 * 32 * threads ? 2 * threads : threads;  // fewer tickets
+    case way::quick_row: return j.columns / 32;
+    case way::group:
+    case way::row: {
+      const int64_t wanted = divide_up(length_of(j, phase, how), numbers_of(j) * 4);
+      return smaller(divide_up(larger(wanted, 1), facts.lanes) * facts.lanes, threads);
+    }
+    default: return threads;
+  }
 }
 
+// A ticket costs its block a fence that waits for the codes.
+int64_t quick_stream_blocks(const device_facts& facts, int64_t pieces, bool words) { return words ? smaller(pieces, int64_t(facts.multiprocessors) * 9) : pieces; }
+int64_t tiles_of(const fp8_job& j) { return divide_up(j.rows, fp8_tile_size) * divide_up(j.columns, fp8_tile_size); }
 int64_t blocks_of(const device_facts& facts, const fp8_job& j, int32_t phase, way how) {
   const int64_t n = j.batch * j.rows * j.columns, mine = threads_of(facts, j, phase, how), length = larger(length_of(j, phase, how), 1);
   const auto of_unit = [&](int64_t full) { return full * threads / mine; };
   switch (how) {
     case way::stream: return fp8_blocks(facts, divide_up(n, numbers_of(j)), mine * 4, fp8_stream_blocks);
-    case way::tile: return fp8_blocks(facts, divide_up(j.rows, fp8_tile_size) * divide_up(j.columns, fp8_tile_size), 1, fp8_tile_blocks(j.x.kind != kind_f32 && facts.arch >= 80));
+    case way::tile: return fp8_blocks(facts, tiles_of(j), 1, fp8_tile_blocks(j.x.kind != kind_f32 && facts.arch >= 80));
     case way::group: return fp8_blocks(facts, j.rows * divide_up(length, numbers_of(j) * 4 * mine), 1, of_unit(fp8_group_blocks));
     case way::columns: return fp8_blocks(facts, j.side[0].rows * divide_up(j.columns, 8 * numbers_of(j)), 1, 1);
     case way::row: return fp8_blocks(facts, j.rows * divide_up(j.columns, length), 1, of_unit(fp8_row_blocks));
+    case way::quick_stream: return quick_stream_blocks(facts, divide_up(j.columns, 32 * mine), j.words);
+    case way::quick_group: return divide_up(j.columns, 32 * mine);
+    case way::quick_row: return j.rows;
+    case way::quick_tile: return tiles_of(j);
     default: return fp8_blocks(facts, n, threads, 8);
   }
 }
@@ -231,12 +280,21 @@ kernel_id kernel_of(way how, const fp8_params& p) {
     case way::group: return kernel_id::cqsa_fp8_group;
     case way::row: return kernel_id::cqsa_fp8_row;
     case way::columns: return kernel_id::cqsa_fp8_columns;
+    case way::quick_stream: return kernel_id::cqsa_fp8_quick_stream;
+    case way::quick_row: return kernel_id::cqsa_fp8_quick_row;
+    case way::quick_group: return kernel_id::cqsa_fp8_quick_group;
+    case way::quick_tile: return kernel_id::cqsa_fp8_quick_tile;
     default: return kernel_id::cqsa_fp8_general;
   }
 }
-uint32_t shared_of(way how) {
-  const int32_t more = how == way::general ? int32_t(threads) * 4 : how == way::tile ? fp8_tile_bytes : how == way::columns ? fp8_columns_bytes : 0;
-  return uint32_t(fp8_control_bytes + more);
+int32_t shared_of(way how) {
+  switch (how) {
+    case way::general: return int32_t(threads) * 4;
+    case way::tile: return fp8_tile_bytes;
+    case way::columns: return fp8_columns_bytes;
+    case way::quick_tile: return fp8_quick_tile_bytes;
+    default: return 0;
+  }
 }
 
 // Jobs of one kernel that stand one after the other.
@@ -244,6 +302,12 @@ struct batch_of_jobs {
   fp8_params p{};
   way how = way::general;
 };
+
+cqsa_status launch_kernel(void* device, kernel_id kernel, const launch_shape& shape, const fp8_params& p, void* stream) {
+  if (kernel == kernel_id::cqsa_fp8_general || kernel == kernel_id::cqsa_fp8_stream_many) return launch(device, kernel, shape, &p, sizeof p, stream);
+  const fp8_one_params one{{p.jobs[0]}, p.workspace, p.ticket, 1, p.phase};
+  return launch(device, kernel, shape, &one, sizeof one, stream);
+}
 
 cqsa_status launch_jobs(void* device, batch_of_jobs& b, void* stream) {
   fp8_params& p = b.p;
@@ -258,8 +322,8 @@ cqsa_status launch_jobs(void* device, batch_of_jobs& b, void* stream) {
   if (!words) p.workspace = nullptr;
   // The launch behind one that looks for an amax alone finds its word.
   p.ticket = words && p.phase != phase_amax ? reinterpret_cast<uint32_t*>(p.workspace + sizeof(fp8::workspace_header)) : nullptr;
-  const launch_shape shape{{uint32_t(blocks), 1, 1}, uint32_t(threads_of(facts_of(device), p.jobs[0], p.phase, b.how)), shared_of(b.how)};
-  const cqsa_status status = launch(device, kernel_of(b.how, p), shape, &p, sizeof p, stream);
+  const launch_shape shape{{uint32_t(blocks), 1, 1}, uint32_t(threads_of(facts_of(device), p.jobs[0], p.phase, b.how)), uint32_t(fp8_control_bytes + shared_of(b.how))};
+  const cqsa_status status = launch_kernel(device, kernel_of(b.how, p), shape, p, stream);
   p.count = 0;
   return status;
 }
@@ -281,8 +345,10 @@ cqsa_status launch_phase(void* device, const cqsa_fp8_quantize_leaf& leaf, char*
     words += count;
     if (is_late(leaf.jobs[i]) != (phase != phase_all)) continue;
     fp8_job j = job_in_phase(leaf.jobs[i], phase);
-    const way how = way_of(j, phase);
     j.words = mine, j.backward = phase == phase_codes;
+    way how = way_of(j, phase);
+    // Small streams of a call share launches.
+    if (how != way::stream || leaf.count == 1 || j.columns > most_in_shared) how = quick_way(facts_of(device), j, phase, how);
     if (b.p.count == (takes_many(b.how) ? most_fp8_jobs : 1) || (b.p.count && how != b.how))
       if (const cqsa_status status = launch_jobs(device, b, stream); status != CQSA_OK) return status;
     b.p.workspace = workspace, b.how = how;

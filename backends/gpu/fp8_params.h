@@ -76,12 +76,14 @@ enum fp8_phase : int32_t { phase_all = 0, phase_amax = 1, phase_codes = 2 };
 
 constexpr int32_t most_fp8_jobs = 3;
 
-struct fp8_params {
-  fp8_job jobs[most_fp8_jobs];
+template <int Jobs> struct fp8_params_of {
+  fp8_job jobs[Jobs];
   char* workspace;   // null: not needed
   uint32_t* ticket;  // in it
   int32_t count, phase;
 };
+using fp8_params = fp8_params_of<most_fp8_jobs>;
+using fp8_one_params = fp8_params_of<1>;  // of kernels for one job: a launch with fewer bytes begins earlier
 static_assert(sizeof(fp8_params) <= 4000, "one launch takes it");
 
 // Blocks of 256 threads on a multiprocessor, of which a launch has as many as fit; each thread has 64 bytes of numbers on their way. More
@@ -92,6 +94,8 @@ constexpr int32_t fp8_tile_blocks(bool new_chip) { return new_chip ? 3 : 2; }
 
 // Tiles of fp8_tile.cuh, and what they take of shared memory.
 constexpr int32_t fp8_tile_size = 128, fp8_tile_bytes = 16384 + 4096 + 1024;
+
+constexpr int32_t fp8_quick_tile_bytes = (fp8_tile_size * (fp8_tile_size / 4 + 1) + fp8_tile_size / 8 * 2) * 4;
 
 // Strips of fp8_columns.cuh.
 constexpr int32_t fp8_columns_threads = 1024, fp8_columns_bytes = 32 * 8 * 16 + 64 * 4;

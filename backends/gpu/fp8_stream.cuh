@@ -76,7 +76,7 @@ CQSA_DEVICE void stream_again(const fp8_job& job, const fp8_walk& w, float scale
   }
 }
 
-template <int Lanes, bool Many> CQSA_DEVICE void fp8_stream_block(const fp8_params& p) {
+template <int Lanes, bool Many, class P> CQSA_DEVICE void fp8_stream_block(const P& p) {
   const fp8_job& job = job_of<Many>(p);
   const fp8_walk w = walk_of(job);
   fp8_vectors v;

@@ -39,7 +39,7 @@ template <bool Halves> struct tile_square {
   uint32_t w[8 * words];
 };
 
-CQSA_DEVICE tile_scales scales_of(const fp8_params& p, const fp8_job& job, const fp8_side& side) {
+template <class P> CQSA_DEVICE tile_scales scales_of(const P& p, const fp8_job& job, const fp8_side& side) {
   if (!side.codes.data) return tile_scales::none;
   if (is_known(p, job, side)) return tile_scales::known;
   return side.block[0] == 1 ? tile_scales::row : side.block[1] == 1 ? tile_scales::column : tile_scales::block;
@@ -399,7 +399,7 @@ template <int Lanes, bool Halves> CQSA_DEVICE uint32_t tile_loop(const fp8_job& 
   }
 }
 
-template <int Lanes, bool Halves> CQSA_DEVICE void fp8_tile_block(const fp8_params& p) {
+template <int Lanes, bool Halves, class P> CQSA_DEVICE void fp8_tile_block(const P& p) {
   const fp8_job& job = p.jobs[0];
   const fp8_head head = head_of(p, job);
   barrier();

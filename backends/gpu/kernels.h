@@ -28,6 +28,10 @@
   X(cqsa_fp8_row, 256, 0)           \
   X(cqsa_fp8_columns, 1024, 0)      \
   X(cqsa_fp8_general, 256, 0)       \
+  X(cqsa_fp8_quick_stream, 512, 0)  \
+  X(cqsa_fp8_quick_row, 512, 0)     \
+  X(cqsa_fp8_quick_group, 256, 0)   \
+  X(cqsa_fp8_quick_tile, 256, 0)    \
   X(cqsa_fp8_rings, 256, 0)         \
   X(cqsa_fp8_scale, 256, 0)         \
   X(cqsa_fp8_decode, 256, 0)        \

@@ -90,10 +90,16 @@ CQSA_DEVICE uint32_t atomic_max(uint32_t* to, uint32_t value) { return atomicMax
 // What this thread did before it is seen, by all of the device, before what it does behind, and the reverse for what it reads.
 #if defined(__HIP__)
 CQSA_DEVICE void device_fence() { __threadfence(); }
+CQSA_DEVICE uint32_t atomic_add_release(uint32_t* to, uint32_t value) { return __hip_atomic_fetch_add(to, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT); }
 #else  // what __threadfence() is, sequentially consistent, takes longer
 CQSA_DEVICE void device_fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// After what this thread did before. A fence would empty the first cache too.
+CQSA_DEVICE uint32_t atomic_add_release(uint32_t* to, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(value) : "memory");
+  return before;
+}
 #endif
-
 CQSA_DEVICE void atomic_add_i64(int64_t* to, int64_t value) {
   atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
 }
@@ -104,6 +110,7 @@ struct alignas(16) loaded16 {
 };
 #if defined(__HIP__)
 CQSA_DEVICE loaded16 load_once(const void* from) { return *static_cast<const loaded16*>(from); }
+CQSA_DEVICE loaded16 load_now(const void* from) { return *static_cast<const loaded16*>(from); }
 CQSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
   const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu, high = a >> 16 > b >> 16 ? a : b;
   return low | (high & 0xffff0000u);
@@ -119,6 +126,12 @@ CQSA_DEVICE loaded16 load_once(const void* from) {
   asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(out.x[0]), "=r"(out.x[1]), "=r"(out.x[2]), "=r"(out.x[3]) : "l"(from));
   return out;
 }
+// .. that a barrier behind it does not overtake.
+CQSA_DEVICE loaded16 load_now(const void* from) {
+  loaded16 out;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(out.x[0]), "=r"(out.x[1]), "=r"(out.x[2]), "=r"(out.x[3]) : "l"(from) : "memory");
+  return out;
+}
 CQSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
 #if __CUDA_ARCH__ >= 900
   uint32_t out;
@@ -130,6 +143,13 @@ CQSA_DEVICE uint32_t max_u16x2(uint32_t a, uint32_t b) {
 #endif
 }
 CQSA_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
+#endif
+
+// Whether the compiler for this chip keeps a tile in few registers: that for sm_80 and newer does.
+#if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800) || defined(__HIP__)
+constexpr bool many_registers = false;
+#else
+constexpr bool many_registers = true;
 #endif
 
 // Eight aligned bytes. No hint here either: .cs takes 1 of 53 us more.

@@ -13,6 +13,10 @@ set(CQSA_GPU_KERNELS
   fp8_general.cu
   fp8_group.cu
   fp8_init.cu
+  fp8_quick_group.cu
+  fp8_quick_row.cu
+  fp8_quick_stream.cu
+  fp8_quick_tile.cu
   fp8_rings.cu
   fp8_row.cu
   fp8_scale.cu

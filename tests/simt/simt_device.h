@@ -125,6 +125,7 @@ CQSA_DEVICE uint32_t atomic_max(uint32_t* to, uint32_t value) {
 CQSA_DEVICE uint32_t atomic_add(uint32_t* to, uint32_t value) { return __atomic_fetch_add(to, value, __ATOMIC_ACQ_REL); }
 CQSA_DEVICE uint32_t atomic_exchange(uint32_t* to, uint32_t value) { return __atomic_exchange_n(to, value, __ATOMIC_ACQ_REL); }
 CQSA_DEVICE void device_fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+CQSA_DEVICE uint32_t atomic_add_release(uint32_t* to, uint32_t value) { return __atomic_fetch_add(to, value, __ATOMIC_ACQ_REL); }
 
 CQSA_DEVICE void atomic_add_i64(int64_t* to, int64_t value) { __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
 
@@ -135,6 +136,7 @@ CQSA_DEVICE loaded16 load_once(const void* from) {
   if (uintptr_t(from) % 16) simt::fail("load_once of a misaligned address");
   return *static_cast<const loaded16*>(from);
 }
+CQSA_DEVICE loaded16 load_now(const void* from) { return load_once(from); }
 CQSA_DEVICE void store_once8(void* to, uint32_t low, uint32_t high) {
   if (uintptr_t(to) % 8) simt::fail("store_once8 to a misaligned address");
   static_cast<uint32_t*>(to)[0] = low, static_cast<uint32_t*>(to)[1] = high;
@@ -161,6 +163,7 @@ CQSA_DEVICE uint32_t pair_of_bf16(float low, float high) {
   return bits[0] | bits[1] << 16;
 }
 constexpr bool has_fp8 = false;
+constexpr bool many_registers = true;
 CQSA_DEVICE uint32_t pack_e4m3(float, float) { return 0; }
 CQSA_DEVICE uint32_t pack_e5m2(float, float) { return 0; }
 

@@ -181,6 +181,8 @@ TEST_CASE("strides_of", "[tensor]") {
   };
   CHECK(of({memory, CQSA_DTYPE_F32, {2, 3, 4}}) == sizes{12, 4, 1});
   CHECK(of({memory, CQSA_DTYPE_F32, {2, 3, 4}, {-1, 0, 7}}) == sizes{-1, 0, 7});
+  CHECK(of({memory, CQSA_DTYPE_F32, {2, 1, 4, 1}, {-9, INT64_MAX, 2, INT64_MIN}}) == sizes{-9, 4, 2, 1});
+  CHECK(of({memory, CQSA_DTYPE_F32, {0, 4}, {INT64_MAX, 3}}) == sizes{4, 3});
   CHECK(of({memory, CQSA_DTYPE_F32, {2, 0, 4}}) == sizes{4, 4, 1});
   CHECK(of({memory, CQSA_DTYPE_F32, {3, 0, INT64_MAX, INT64_MAX}})[3] == 1);
 }

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fp8_quick.cuh"
+
+CQSA_TUNED_KERNEL(512, 3, cqsa_fp8_quick_stream, cqsa::gpu::fp8_one_params) {
+  if (p.jobs[0].x.kind == cqsa::gpu::kind_bf16) cqsa::gpu::quick_stream<CQSA_LANES, cqsa::gpu::kind_bf16>(p);
+  else cqsa::gpu::quick_stream<CQSA_LANES, cqsa::gpu::kind_f16>(p);
+}
