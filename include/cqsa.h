@@ -970,14 +970,15 @@ typedef struct cqsa_fp8_quantize_args {
 /* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
 CQSA_API void cqsa_fp8_quantize_args_init(cqsa_fp8_quantize_args *args, uint64_t size);
 
-/* Quantizes as above, in one launch (CURRENT with a block {0, 0}: two). All tensors and the ring on the context's device. stream: on a backend with
- * memory of its own the work is queued (enqueue mode of section 9), and may be captured when it needs no workspace or was given one; NULL on the CPU
- * backend. Outputs may not overlap inputs or each other. Errors: NULL_POINTER (no output, ..), SHAPE, DTYPE, DEVICE, STRIDES, OVERLAP, INVALID_ARGUMENT, UNKNOWN_FLAG,
- * INDEX (groups, CPU backend), WORKSPACE, OUT_OF_*, CALLBACK, RUNTIME, CAPTURE_UNSAFE. Thread class: const (context), each call with its own
- * workspace and ring. Since 0.1. */
+/* Quantizes as above, in one launch (CURRENT with a block {0, 0}: two). All tensors and the ring on the context's device. stream: on a
+ * backend with memory of its own the work is queued (enqueue mode of section 9), and may be captured when it needs no workspace or was given
+ * one; NULL on the CPU backend. Outputs may not overlap inputs or each other. Errors: NULL_POINTER (no output, ..), SHAPE, DTYPE, DEVICE,
+ * STRIDES, OVERLAP, INVALID_ARGUMENT, UNKNOWN_FLAG, INDEX (groups, CPU backend), WORKSPACE, OUT_OF_*, CALLBACK, RUNTIME, CAPTURE_UNSAFE.
+ * Thread class: const (context), each call with its own workspace and ring. Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_quantize(cqsa_context *context, const cqsa_fp8_quantize_args *args, void *stream);
-/* The same for `count` tensors, on a GPU in one launch for every three that have a known scale each, otherwise in as many launches as one call for each takes.
- * The workspace is that of args[0], large enough for all; the others' must be NULL. No two may share a ring or an output. Errors: as above, the message names the entry. Thread class: as above. Since 0.1. */
+/* The same for `count` tensors, on a GPU in one launch for every three that have a known scale each, otherwise in as many launches as one
+ * call for each takes. The workspace is that of args[0], large enough for all; the others' must be NULL. No two may share a ring or an
+ * output. Errors: as above, the message names the entry. Thread class: as above. Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_quantize_many(cqsa_context *context, const cqsa_fp8_quantize_args *const *args, int64_t count, void *stream);
 
 /* Bytes of workspace with which the call above allocates nothing, aligned to CQSA_WORKSPACE_ALIGNMENT: host memory on the CPU backend, device

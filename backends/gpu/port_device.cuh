@@ -147,9 +147,9 @@ CQSA_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector) { ret
 
 // Whether the compiler for this chip keeps a tile in few registers: that for sm_80 and newer does.
 #if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800) || defined(__HIP__)
-constexpr bool many_registers = false;
+constexpr bool tile_in_few_registers = false;
 #else
-constexpr bool many_registers = true;
+constexpr bool tile_in_few_registers = true;
 #endif
 
 // Eight aligned bytes. No hint here either: .cs takes 1 of 53 us more.

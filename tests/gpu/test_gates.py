@@ -108,6 +108,12 @@ class Registers(unittest.TestCase):
         self.refused("j is not there for sm_90a", logs=[{}, {"code": "sm_90a"}, {"kernel": "j"}])
         self.passes(logs=[{}, {"code": "sm_90a"}, {"kernel": "j", "source": "backends/cuda/sm80/j.cu"}])
 
+    def test_kernel_of_sm_80_on_later_chips(self):
+        for code, source, missing in [("sm_86", "a.cu", False), ("sm_89", "a.cu", False), ("sm_86", "fp8_a.cu", False), ("sm_89", "fp8_a.cu", True)]:
+            logs = [{}, {"code": code}, {"kernel": "j", "source": "backends/gpu/" + source}]
+            self.refused("j is not there for sm_89", logs=logs) if missing else self.passes(logs=logs)
+        self.refused("j is not there for sm_86", logs=[{"code": "sm_75", "kernel": "j"}, {"code": "sm_75"}, {"code": "sm_86"}])
+
     def test_table(self):
         table = "Compilers: {}. A cell\n\n| kernel | sm_80 |\n|---|---|\n{}"
         for text, fault in [("| `k` | 100 |\n", ""), ("| `k` | 107 |\n", ""), ("| `k` | 91 |\n", "registers 91, now 100"), ("", "has no k"),

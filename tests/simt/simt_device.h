@@ -163,7 +163,7 @@ CQSA_DEVICE uint32_t pair_of_bf16(float low, float high) {
   return bits[0] | bits[1] << 16;
 }
 constexpr bool has_fp8 = false;
-constexpr bool many_registers = true;
+constexpr bool tile_in_few_registers = true;
 CQSA_DEVICE uint32_t pack_e4m3(float, float) { return 0; }
 CQSA_DEVICE uint32_t pack_e5m2(float, float) { return 0; }
 
