@@ -251,7 +251,7 @@ int64_t threads_of(const device_facts& facts, const fp8_job& j, int32_t phase, w
 }
 
 // A ticket costs its block a fence that waits for the codes.
-int64_t quick_stream_blocks(const device_facts& facts, int64_t pieces, bool words) { return words ? smaller(pieces, int64_t(facts.multiprocessors) * 9) : pieces; }
+int64_t quick_stream_blocks(const device_facts& facts, int64_t pieces, bool words) { return words ? smaller(pieces, larger(facts.compute_units, 1) * int64_t(9)) : pieces; }
 int64_t tiles_of(const fp8_job& j) { return divide_up(j.rows, fp8_tile_size) * divide_up(j.columns, fp8_tile_size); }
 int64_t blocks_of(const device_facts& facts, const fp8_job& j, int32_t phase, way how) {
   const int64_t n = j.batch * j.rows * j.columns, mine = threads_of(facts, j, phase, how), length = larger(length_of(j, phase, how), 1);
