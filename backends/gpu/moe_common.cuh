@@ -2,8 +2,9 @@
 // What kernels of a mixture of experts share: where the matrix of an expert is, which expert an id means, activations, and the rounding to q8.
 #pragma once
 
-#include "moe_params.h"
 #include "quad.cuh"
+
+#include "moe_params.h"  // needs the vendor's words of the file above
 
 namespace cqsa::gpu {
 
