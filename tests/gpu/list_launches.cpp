@@ -123,27 +123,31 @@ void list_fp8_gemm() {
 }
 
 // Jobs for each kernel of FP8: outputs, scales' blocks and types.
+// Square, n a side, in blocks of b; sides: 1 as it is, 2 transposed.
+void list_fp8_quantize(const device_facts& facts, int64_t n, cqsa_dtype type, int sides, const int64_t (&b)[2], float* amax) {
+  cqsa_fp8_job j{};
+  j.batch = 1, j.rows = j.columns = n, j.x = {somewhere, type, 0, {n * n, n, 1}}, j.amax = amax;
+  const auto side = [&](bool turned) {
+    const int64_t r = turned && b[0] != b[1] ? b[1] : b[0], c = turned && b[0] != b[1] ? b[0] : b[1];
+    const cqsa_scale_grid grid{somewhere, CQSA_DTYPE_F32, 0, {(n + c - 1) / c, 1}, (n + r - 1) / r, (n + c - 1) / c, {r, c}};
+    return cqsa_fp8_output{{somewhere, CQSA_DTYPE_E4M3FN, 0, {n * n, turned ? 1 : n, turned ? n : 1}}, grid, grid, grid, 1.0f, 0};
+  };
+  if (sides & 1) j.row = side(false);
+  if (sides & 2) j.transposed = side(true);
+  const cqsa_fp8_job jobs[2] = {j, j};
+  for (const int64_t count : {1, 2}) {
+    const cqsa_fp8_quantize_leaf leaf{sizeof leaf, 0, jobs, count, {}};
+    portable_fp8_quantize(&facts, &leaf, somewhere, plenty, nullptr, nullptr);
+  }
+}
 void list_fp8() {
   device_facts facts{32, 8, 64 << 10, 70, 0};
-  constexpr int64_t n = 1024;
+  constexpr int64_t n = 2048;
   const int64_t blocks[][2] = {{n, n}, {1, n}, {n, 1}, {1, 128}, {128, 128}, {1, 17}};
   for (const cqsa_dtype type : query_types)
     for (int sides = 0; sides < 4; ++sides)
       for (const auto& b : blocks)
-        for (const int64_t count : {1, 2}) {
-          cqsa_fp8_job j{};
-          j.batch = 1, j.rows = j.columns = n, j.x = {somewhere, type, 0, {n * n, n, 1}}, j.amax = reinterpret_cast<float*>(somewhere);
-          const auto side = [&](bool turned) {
-            const int64_t r = turned && b[0] != b[1] ? b[1] : b[0], c = turned && b[0] != b[1] ? b[0] : b[1];
-            const cqsa_scale_grid grid{somewhere, CQSA_DTYPE_F32, 0, {(n + c - 1) / c, 1}, (n + r - 1) / r, (n + c - 1) / c, {r, c}};
-            return cqsa_fp8_output{{somewhere, CQSA_DTYPE_E4M3FN, 0, {n * n, turned ? 1 : n, turned ? n : 1}}, grid, grid, grid, 1.0f, 0};
-          };
-          if (sides & 1) j.row = side(false);
-          if (sides & 2) j.transposed = side(true);
-          const cqsa_fp8_job jobs[2] = {j, j};
-          const cqsa_fp8_quantize_leaf leaf{sizeof leaf, 0, jobs, count, {}};
-          portable_fp8_quantize(&facts, &leaf, somewhere, plenty, nullptr, nullptr);
-        }
+        for (float* const amax : {static_cast<float*>(nullptr), reinterpret_cast<float*>(somewhere)}) list_fp8_quantize(facts, n, type, sides, b, amax);
   portable_fp8_workspace_init(&facts, somewhere, 4096, nullptr);
   const cqsa_matrix codes{somewhere, CQSA_DTYPE_E4M3FN, 0, {n * n, n, 1}}, out{somewhere, CQSA_DTYPE_BF16, 0, {n * n, n, 1}};
   const cqsa_scale_grid one{somewhere, CQSA_DTYPE_F32, 0, {1, 1}, 1, 1, {n, n}};
