@@ -124,7 +124,7 @@ void list_fp8_gemm() {
 
 // Jobs for each kernel of FP8: outputs, scales' blocks and types.
 // Square, n a side, in blocks of b; sides: 1 as it is, 2 transposed.
-void list_fp8_quantize(const device_facts& facts, int64_t n, cqsa_dtype type, int sides, const int64_t (&b)[2], float* amax) {
+void list_fp8_quantize(device_facts& facts, int64_t n, cqsa_dtype type, int sides, const int64_t (&b)[2], float* amax) {
   cqsa_fp8_job j{};
   j.batch = 1, j.rows = j.columns = n, j.x = {somewhere, type, 0, {n * n, n, 1}}, j.amax = amax;
   const auto side = [&](bool turned) {
