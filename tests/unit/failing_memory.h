@@ -19,6 +19,13 @@
 
 namespace failing {
 
+// Whether what comes from malloc and its kin fails too.
+#if defined(FAILING_NEW)
+inline constexpr bool with_malloc = false;
+#else
+inline constexpr bool with_malloc = true;
+#endif
+
 // Of the calling thread: the allocations still to be given before one fails; negative: none fails. Other threads are left
 // alone: the tests' own, and those of a device, may allocate meanwhile.
 inline thread_local int64_t left = -1;
