@@ -39,6 +39,7 @@
 extern "C" {
 #endif
 
+/* In front of every function that the library exports. */
 #if defined(_WIN32)
 #define CQSA_API
 #elif defined(__GNUC__)
@@ -72,9 +73,9 @@ extern "C" {
  * 2. Version and build
  * ================================================================================================================ */
 
-#define CQSA_VERSION_MAJOR 0
-#define CQSA_VERSION_MINOR 1
-#define CQSA_VERSION_PATCH 0
+#define CQSA_VERSION_MAJOR 0 /* of the header */
+#define CQSA_VERSION_MINOR 1 /* of the header */
+#define CQSA_VERSION_PATCH 0 /* of the header */
 /* 0x00MMmmpp: major, minor, patch, one byte each. */
 #define CQSA_VERSION ((CQSA_VERSION_MAJOR << 16) | (CQSA_VERSION_MINOR << 8) | CQSA_VERSION_PATCH)
 /* The number in the soname, libcqsa.so.0. It changes when a binary interface breaks. */
@@ -183,14 +184,14 @@ enum {
  * no struct_size. The library never keeps one beyond the call. Element i,j,.. lives at
  * data + byte_offset + (i*strides[0] + j*strides[1] + ..) * bytes per element. Any strides, 0 and negative included. */
 typedef struct cqsa_tensor {
-  void *data;
-  int32_t device_type; /* CQSA_DEVICE_* */
-  int32_t device_id;
-  int32_t ndim;
-  cqsa_dtype dtype;
-  int64_t *shape;   /* ndim sizes */
-  int64_t *strides; /* ndim strides in elements, or NULL: compact row-major */
-  uint64_t byte_offset;
+  void *data;           /* of the first element, before byte_offset; NULL where there is no element */
+  int32_t device_type;  /* CQSA_DEVICE_* */
+  int32_t device_id;    /* index of the device */
+  int32_t ndim;         /* number of axes */
+  cqsa_dtype dtype;     /* of an element */
+  int64_t *shape;       /* ndim sizes */
+  int64_t *strides;     /* ndim strides in elements, or NULL: compact row-major */
+  uint64_t byte_offset; /* added to data */
 } cqsa_tensor;
 
 /* ================================================================================================================
@@ -202,10 +203,10 @@ typedef struct cqsa_tensor {
  * release gets the same byte count that allocate got. */
 typedef struct cqsa_allocator {
   uint32_t struct_size;
-  uint32_t flags; /* none yet */
-  void *user;
-  void *(*allocate)(void *user, uint64_t bytes, uint64_t alignment);
-  void (*release)(void *user, void *memory, uint64_t bytes);
+  uint32_t flags;                                                    /* none yet */
+  void *user;                                                        /* passed to both functions */
+  void *(*allocate)(void *user, uint64_t bytes, uint64_t alignment); /* memory, aligned, or NULL */
+  void (*release)(void *user, void *memory, uint64_t bytes);         /* what allocate gave */
 } cqsa_allocator;
 #define CQSA_ALLOCATOR_INIT { sizeof(cqsa_allocator), 0, 0, 0, 0 }
 
@@ -240,14 +241,15 @@ enum {
   CQSA_BACKEND_NO_DEVICE_CODE = 6
 };
 
+/* What is known of a backend. */
 typedef struct cqsa_backend_info {
   uint32_t struct_size;
-  uint32_t flags; /* none yet */
-  int32_t state;  /* CQSA_BACKEND_* */
-  int32_t device_count;
-  char name[32];
-  char reason[512]; /* why it is not ready: what was looked for, where, and what was found; "" when ready */
-  char device[128]; /* name of device 0, "" without one */
+  uint32_t flags;       /* none yet */
+  int32_t state;        /* CQSA_BACKEND_* */
+  int32_t device_count; /* devices that it can use */
+  char name[32];        /* "cpu", "cuda", .. */
+  char reason[512];     /* why it is not ready: what was looked for, where, and what was found; "" when ready */
+  char device[128];     /* name of device 0, "" without one */
 } cqsa_backend_info;
 #define CQSA_BACKEND_INFO_INIT { sizeof(cqsa_backend_info), 0, 0, 0, "", "", "" }
 /* Zeroes `size` bytes and sets struct_size to size: what the INIT macro does, for languages without macros; pass the size of
@@ -267,20 +269,22 @@ CQSA_API cqsa_status cqsa_backend_query(const char *name, const char *backend_pa
  * 7. Context: a backend, a device, its threads and its allocator
  * ================================================================================================================ */
 
+/* A backend, a device, its threads and its allocator. */
 typedef struct cqsa_context cqsa_context;
 
+/* How a context is made. */
 typedef struct cqsa_context_params {
   uint32_t struct_size;
-  uint32_t flags;               /* none yet */
-  const char *backend;          /* "cpu", "cuda", ..; NULL or "auto": the first ready GPU backend, else "cpu" */
-  const char *backend_path;     /* absolute folder in which plugins are looked for first, or NULL */
-  int32_t device;               /* index of the device within the backend */
-  int32_t num_threads;          /* host threads a call may use, the caller's included; 0: one per core available */
+  uint32_t flags;                    /* none yet */
+  const char *backend;               /* "cpu", "cuda", ..; NULL or "auto": the first ready GPU backend, else "cpu" */
+  const char *backend_path;          /* absolute folder in which plugins are looked for first, or NULL */
+  int32_t device;                    /* index of the device within the backend */
+  int32_t num_threads;               /* host threads a call may use, the caller's included; 0: one per core available */
   const cqsa_allocator *allocator;   /* copied; NULL: aligned malloc */
   cqsa_parallel_for_fn parallel_for; /* NULL: the context's own threads, started at first need */
-  void *parallel_for_user;
-  cqsa_log_fn log; /* NULL: silent */
-  void *log_user;
+  void *parallel_for_user;           /* passed to parallel_for */
+  cqsa_log_fn log;                   /* NULL: silent */
+  void *log_user;                    /* passed to log */
 } cqsa_context_params;
 #define CQSA_CONTEXT_PARAMS_INIT { sizeof(cqsa_context_params), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
@@ -414,8 +418,8 @@ typedef struct cqsa_attention_params {
   uint32_t struct_size;
   uint32_t flags; /* CQSA_ATTENTION_* */
 
-  int64_t batch; /* sequences; 0 is an empty problem */
-  int64_t num_heads;
+  int64_t batch;        /* sequences; 0 is an empty problem */
+  int64_t num_heads;    /* of q; 0 in cqsa_attention(): see above */
   int64_t num_kv_heads; /* divides num_heads */
   int64_t head_dim;     /* 1..576 */
   int64_t head_dim_v;   /* 1..512 */
@@ -434,24 +438,24 @@ typedef struct cqsa_attention_params {
   int32_t scale_v;       /* CQSA_SCALE_* of v_scale */
   int64_t kv_group;      /* int8: channels that share a scale: 32, 64 or 128; otherwise 0 */
 
-  int32_t memory_q;  /* CQSA_MEMORY_*: place of q, and of mask, bias and the small operands */
-  int32_t memory_kv; /* place of k, v and their scales */
-  int32_t memory_out;
-  int32_t causal;       /* CQSA_CAUSAL_* */
-  int64_t window_left;  /* with CQSA_ATTENTION_WINDOW: key j is visible iff i+off-left <= j <= i+off+right, */
-  int64_t window_right; /* both inclusive; -1: no limit on that side */
-  double softmax_scale; /* 0: 1/sqrt(head_dim) */
-  double softcap;       /* 0: none */
-  double dropout;       /* must be 0: there is no dropout */
+  int32_t memory_q;        /* CQSA_MEMORY_*: place of q, and of mask, bias and the small operands */
+  int32_t memory_kv;       /* place of k, v and their scales */
+  int32_t memory_out;      /* place of out and lse */
+  int32_t causal;          /* CQSA_CAUSAL_* */
+  int64_t window_left;     /* with CQSA_ATTENTION_WINDOW: key j is visible iff i+off-left <= j <= i+off+right, */
+  int64_t window_right;    /* both inclusive; -1: no limit on that side */
+  double softmax_scale;    /* 0: 1/sqrt(head_dim) */
+  double softcap;          /* 0: none */
+  double dropout;          /* must be 0: there is no dropout */
   uint32_t mask_broadcast; /* CQSA_BROADCAST_* */
-  uint32_t bias_broadcast;
+  uint32_t bias_broadcast; /* likewise, of the bias */
 
   /* The budget: what the library itself may allocate for the call, in bytes; operands and outputs are not counted, nor are
    * the device driver's own context and code. 0: no limit, but of device memory a tenth of what is free is left to others.
    * Resident pages of operands that are CQSA_MEMORY_MAPPED do count, in max_host_bytes. On the CPU backend max_host_bytes is the one that binds. */
   uint64_t max_device_bytes;
-  uint64_t max_host_bytes; /* pageable host memory */
-  uint64_t max_pinned_bytes;
+  uint64_t max_host_bytes;   /* pageable host memory */
+  uint64_t max_pinned_bytes; /* page-locked host memory */
 
   int32_t schedule; /* CQSA_SCHEDULE_* */
   int32_t cqs_c;    /* with CQSA_SCHEDULE_CQS: number of chunks, 3 7 13 21 31 57 73 91 133; 0: the planner chooses */
@@ -469,22 +473,22 @@ CQSA_API void cqsa_attention_params_init(cqsa_attention_params *params, uint64_t
 /* What a run did; filled by cqsa_attention() and cqsa_attention_execute() when args.info is given. */
 typedef struct cqsa_run_info {
   uint32_t struct_size;
-  uint32_t flags; /* none yet */
+  uint32_t flags;             /* none yet */
   uint64_t peak_device_bytes; /* real high-water marks of what the library allocated (or carved from the caller's workspace) */
-  uint64_t peak_host_bytes;
-  uint64_t peak_pinned_bytes;
-  uint64_t bytes_in;  /* bytes copied to the device */
-  uint64_t bytes_out; /* bytes copied back */
-  int64_t tasks;      /* leaf calls made */
-  double seconds;     /* wall time of the run */
-  int32_t retries;    /* re-plans after a failed allocation; the peaks are then the new plan's, still within the budget */
-  int32_t schedule;   /* what the run ended with; the plan's own unless there were retries */
-  int32_t cqs_c;
-  int32_t cqs_itr;
-  int32_t in_flight;
-  int32_t place_acc;
-  int64_t tile_q;
-  int64_t tile_k;
+  uint64_t peak_host_bytes;   /* likewise, of pageable host memory */
+  uint64_t peak_pinned_bytes; /* likewise, of page-locked host memory */
+  uint64_t bytes_in;          /* bytes copied to the device */
+  uint64_t bytes_out;         /* bytes copied back */
+  int64_t tasks;              /* leaf calls made */
+  double seconds;             /* wall time of the run */
+  int32_t retries;            /* re-plans after a failed allocation; the peaks are then the new plan's, still within the budget */
+  int32_t schedule;           /* what the run ended with; the plan's own unless there were retries */
+  int32_t cqs_c;              /* what the run ended with, as all below: see cqsa_plan_info */
+  int32_t cqs_itr;            /* likewise */
+  int32_t in_flight;          /* likewise */
+  int32_t place_acc;          /* likewise */
+  int64_t tile_q;             /* likewise */
+  int64_t tile_k;             /* likewise */
 } cqsa_run_info;
 #define CQSA_RUN_INFO_INIT { sizeof(cqsa_run_info), 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
@@ -493,12 +497,12 @@ CQSA_API void cqsa_run_info_init(cqsa_run_info *info, uint64_t size);
 /* The operands of one run. Optional ones are NULL exactly when params do not announce them. */
 typedef struct cqsa_attention_args {
   uint32_t struct_size;
-  uint32_t flags; /* none yet */
-  const cqsa_tensor *q;
-  const cqsa_tensor *k;
-  const cqsa_tensor *v;
+  uint32_t flags;                  /* none yet */
+  const cqsa_tensor *q;            /* queries */
+  const cqsa_tensor *k;            /* keys */
+  const cqsa_tensor *v;            /* values */
   const cqsa_tensor *k_scale;      /* see CQSA_SCALE_* */
-  const cqsa_tensor *v_scale;
+  const cqsa_tensor *v_scale;      /* likewise, of v */
   const cqsa_tensor *mask;         /* bool or u8 [batch|1, num_heads|1, seqlen_q|1, seqlen_k|1]; 0 hides the key */
   const cqsa_tensor *bias;         /* same shape rule; added to the scaled, capped logit */
   const cqsa_tensor *alibi_slopes; /* f32 [num_heads] or [batch, num_heads] */
@@ -511,10 +515,10 @@ typedef struct cqsa_attention_args {
   const cqsa_tensor *lse;          /* output, f32 (f64 with F64); see the shapes above */
   void *workspace;                 /* NULL: the library allocates what is needed; else see cqsa_workspace_query() */
   uint64_t workspace_bytes;
-  const int32_t *cancel; /* NULL, or a flag the caller may set from any thread: non-zero stops the run between tiles */
-  cqsa_progress_fn progress;
-  void *progress_user;
-  cqsa_run_info *info; /* NULL, or filled with what the run did */
+  const int32_t *cancel;     /* NULL, or a flag the caller may set from any thread: non-zero stops the run between tiles */
+  cqsa_progress_fn progress; /* NULL, or told how far the run has come */
+  void *progress_user;       /* passed to progress */
+  cqsa_run_info *info;       /* NULL, or filled with what the run did */
   /* NULL, or the path of a file that keeps how far the run has come, so that the same call after a crash, a kill or a cancel
    * goes on from there: finished tiles are not computed again, and the outputs get the bits of a run that was never stopped.
    * Schedules direct and stream; out and lse must lie in MAP_SHARED mappings of files, which the caller keeps. Schedule CQS, and
@@ -562,6 +566,7 @@ CQSA_API cqsa_status cqsa_attention_params_of(const cqsa_context *context, const
  *   Threads: const, as without streams: any number of threads may use one context or plan, on the same or on different streams.
  * ================================================================================================================ */
 
+/* How one problem will be run. */
 typedef struct cqsa_plan cqsa_plan;
 
 /* Attention in one call: plans, allocates within the budget, and runs on `stream`: queued, or blocking (see above; always
@@ -590,32 +595,33 @@ CQSA_API cqsa_status cqsa_attention_plan_create_for(const char *hardware_json, c
 /* Destroys a plan that no thread is executing. NULL is fine. Thread class: exclusive. Since 0.1. */
 CQSA_API void cqsa_plan_destroy(cqsa_plan *plan);
 
+/* A plan in numbers. */
 typedef struct cqsa_plan_info {
   uint32_t struct_size;
-  uint32_t flags;     /* none yet */
-  int32_t schedule;   /* CQSA_SCHEDULE_*, never AUTO */
-  int32_t cqs_c;      /* 0 unless CQS */
-  int32_t cqs_itr;    /* 0 unless CQS */
-  int32_t in_flight;  /* tiles or tasks worked on at once: threads on a CPU, buffers on a device */
-  int64_t tasks;      /* leaf calls */
-  int64_t tile_q;     /* rows resident at a time */
-  int64_t tile_k;     /* keys resident at a time */
+  uint32_t flags;             /* none yet */
+  int32_t schedule;           /* CQSA_SCHEDULE_*, never AUTO */
+  int32_t cqs_c;              /* 0 unless CQS */
+  int32_t cqs_itr;            /* 0 unless CQS */
+  int32_t in_flight;          /* tiles or tasks worked on at once: threads on a CPU, buffers on a device */
+  int64_t tasks;              /* leaf calls */
+  int64_t tile_q;             /* rows resident at a time */
+  int64_t tile_k;             /* keys resident at a time */
   uint64_t peak_device_bytes; /* never exceeded by the run, never above the budget */
-  uint64_t peak_host_bytes;
-  uint64_t peak_pinned_bytes;
-  uint64_t workspace_bytes; /* see cqsa_workspace_query() */
-  uint64_t bytes_in;        /* copied to the device */
-  uint64_t bytes_out;       /* copied back */
-  double flops;             /* 2 * (head_dim + head_dim_v) * pairs of query and key that causality and window leave */
-  double seconds;           /* predicted from the rates that the plan was made by: on the CPU backend measured at the first call; those
-                               of a device are nominal until cqsa_context_hardware() has measured it in this process, and until then
-                               this compares plans and tells no time */
-  int32_t place_q;   /* CQSA_MEMORY_*: where the operands are while the kernels work */
-  int32_t place_kv;
-  int32_t place_acc; /* where the f32 accumulator lives */
-  int32_t place_out;
-  char implementation[64]; /* entry of the dispatch list, "cpu_avx512" */
-  char backend[32];
+  uint64_t peak_host_bytes;   /* likewise */
+  uint64_t peak_pinned_bytes; /* likewise */
+  uint64_t workspace_bytes;   /* see cqsa_workspace_query() */
+  uint64_t bytes_in;          /* copied to the device */
+  uint64_t bytes_out;         /* copied back */
+  double flops;               /* 2 * (head_dim + head_dim_v) * pairs of query and key that causality and window leave */
+  double seconds;             /* predicted from the rates that the plan was made by: on the CPU backend measured at the first call; those
+                                 of a device are nominal until cqsa_context_hardware() has measured it in this process, and until then
+                                 this compares plans and tells no time */
+  int32_t place_q;            /* CQSA_MEMORY_*: where the operands are while the kernels work */
+  int32_t place_kv;           /* likewise, of k and v */
+  int32_t place_acc;          /* where the f32 accumulator lives */
+  int32_t place_out;          /* where outputs are while the kernels work */
+  char implementation[64];    /* entry of the dispatch list, "cpu_avx512" */
+  char backend[32];           /* that the plan is for, "cpu" */
 } cqsa_plan_info;
 #define CQSA_PLAN_INFO_INIT { sizeof(cqsa_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, "", "" }
 /* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
@@ -639,6 +645,7 @@ CQSA_API cqsa_status cqsa_plan_explain(const cqsa_plan *plan, char *buffer, uint
  * Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_plan_json(const cqsa_plan *plan, char *buffer, uint64_t size, uint64_t *length_out);
 
+/* Every workspace begins at a multiple of so many bytes. */
 #define CQSA_WORKSPACE_ALIGNMENT 64
 
 /* Bytes of workspace with which cqsa_attention_execute() allocates nothing of that kind itself: host memory on the CPU
@@ -668,15 +675,16 @@ CQSA_API cqsa_status cqsa_attention_execute(const cqsa_plan *plan, const cqsa_at
  * sides give out = 0, lse = -inf.
  * ================================================================================================================ */
 
+/* The operands of cqsa_attention_merge(). */
 typedef struct cqsa_attention_merge_args {
   uint32_t struct_size;
   uint32_t flags;           /* none yet */
   const cqsa_tensor *out_a; /* f32 [.., head_dim_v], 1 to 4 axes before the last */
   const cqsa_tensor *lse_a; /* f32 [..] */
-  const cqsa_tensor *out_b;
-  const cqsa_tensor *lse_b;
-  const cqsa_tensor *out; /* output; may be exactly out_a or out_b (same data and strides) */
-  const cqsa_tensor *lse; /* output; may be exactly lse_a or lse_b */
+  const cqsa_tensor *out_b; /* as out_a */
+  const cqsa_tensor *lse_b; /* as lse_a */
+  const cqsa_tensor *out;   /* output; may be exactly out_a or out_b (same data and strides) */
+  const cqsa_tensor *lse;   /* output; may be exactly lse_a or lse_b */
 } cqsa_attention_merge_args;
 #define CQSA_ATTENTION_MERGE_ARGS_INIT { sizeof(cqsa_attention_merge_args), 0, 0, 0, 0, 0, 0, 0 }
 /* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
@@ -712,6 +720,7 @@ enum {
   CQSA_SELECTED_CHECK = 1 << 0
 };
 
+/* The operands of cqsa_attention_selected(), and what is asked. */
 typedef struct cqsa_attention_selected_args {
   uint32_t struct_size;
   uint32_t flags;                /* CQSA_SELECTED_* */
@@ -878,7 +887,7 @@ typedef struct cqsa_fp8_ring {
   uint32_t struct_size;
   uint32_t flags;     /* CQSA_FP8_POW2 or 0 */
   void *state;        /* cqsa_fp8_ring_bytes(), aligned to CQSA_WORKSPACE_ALIGNMENT */
-  uint64_t bytes;
+  uint64_t bytes;     /* that lie at state */
   int32_t hist_len;   /* 1..1024 */
   cqsa_dtype format;  /* E4M3FN, E5M2, E4M3FNUZ, E5M2FNUZ: of the codes made with it */
   int32_t margin;     /* -64..64 */
@@ -902,6 +911,7 @@ CQSA_API cqsa_status cqsa_fp8_ring_fold(cqsa_context *context, const cqsa_fp8_ri
 /* Writes the staging amaxes of `count` rings to amaxes_out, F32 [count], 0 for none, one launch. Errors: as above. Thread class: const. Since 0.1. */
 CQSA_API cqsa_status cqsa_fp8_ring_staged(cqsa_context *context, const cqsa_fp8_ring *rings, int64_t count, const cqsa_tensor *amaxes_out, void *stream);
 
+/* What a ring holds. */
 typedef struct cqsa_fp8_ring_info {
   uint32_t struct_size;
   uint32_t flags;   /* none yet */
@@ -931,6 +941,7 @@ typedef struct cqsa_fp8_side {
   int32_t reserved;
 } cqsa_fp8_side;
 
+/* What is quantized, how, and where to. */
 typedef struct cqsa_fp8_quantize_args {
   uint32_t struct_size;
   uint32_t flags;      /* CQSA_FP8_*. POW2 is for CURRENT; STATIC takes it with E8M0 alone, RING where the ring has it */
@@ -995,17 +1006,18 @@ CQSA_API cqsa_status cqsa_fp8_workspace_init(cqsa_context *context, void *worksp
 CQSA_API cqsa_status cqsa_fp8_amax(cqsa_context *context, const cqsa_tensor *x, const int64_t *block, int32_t nan_policy, const cqsa_tensor *amax_out, void *workspace,
                                    uint64_t workspace_bytes, void *stream);
 
+/* The operands of cqsa_fp8_scale_from_amax(). */
 typedef struct cqsa_fp8_scale_args {
   uint32_t struct_size;
-  uint32_t flags;            /* CQSA_FP8_POW2 or 0 */
-  const cqsa_tensor *amax;   /* F32 strided [block rows, block columns] */
-  const cqsa_tensor *scale;  /* output, F32, or NULL */
+  uint32_t flags;               /* CQSA_FP8_POW2 or 0 */
+  const cqsa_tensor *amax;      /* F32 strided [block rows, block columns] */
+  const cqsa_tensor *scale;     /* output, F32, or NULL */
   const cqsa_tensor *scale_inv; /* output, see scale_layout, or NULL */
-  cqsa_dtype format;         /* of the codes */
-  int32_t scale_layout;      /* CQSA_FP8_SCALES_* */
-  int32_t margin;
-  float eps;
-  float amax_limit;
+  cqsa_dtype format;            /* of the codes */
+  int32_t scale_layout;         /* CQSA_FP8_SCALES_* */
+  int32_t margin;               /* -64..64 */
+  float eps;                    /* amaxes below it count as it; >= 0 */
+  float amax_limit;             /* amaxes above it count as it; 0: none */
   float reserved;
 } cqsa_fp8_scale_args;
 #define CQSA_FP8_SCALE_ARGS_INIT { sizeof(cqsa_fp8_scale_args), 0, 0, 0, 0, 0, 0, 0, 0.0f, 0.0f, 0.0f }
@@ -1019,6 +1031,7 @@ CQSA_API cqsa_status cqsa_fp8_scale_from_amax(cqsa_context *context, const cqsa_
 CQSA_API cqsa_status cqsa_fp8_scale_relayout(cqsa_context *context, const cqsa_tensor *scales, int32_t layout, const cqsa_tensor *scales_out, int32_t layout_out,
                                              int64_t block_rows, int64_t block_columns, void *stream);
 
+/* The operands of cqsa_fp8_dequantize(). */
 typedef struct cqsa_fp8_dequantize_args {
   uint32_t struct_size;
   uint32_t flags;               /* none yet */
@@ -1026,7 +1039,7 @@ typedef struct cqsa_fp8_dequantize_args {
   const cqsa_tensor *scale_inv; /* of blocks of codes */
   const cqsa_tensor *groups;    /* as in cqsa_fp8_quantize_args; rows past the last are left as they are */
   const cqsa_tensor *out;       /* output, F32, F16, BF16, shape of codes: f32(code) * scale_inv in f32, then rounded to out's type */
-  int64_t block[2];
+  int64_t block[2];             /* rows and columns of codes that share a scale */
   int32_t scale_layout;         /* CQSA_FP8_SCALES_* */
   int32_t reserved;
 } cqsa_fp8_dequantize_args;
@@ -1054,6 +1067,7 @@ enum {
   CQSA_FP8_FAST = 1         /* as the matrix unit does it */
 };
 
+/* The operands of cqsa_fp8_gemm(). */
 typedef struct cqsa_fp8_gemm_args {
   uint32_t struct_size;
   uint32_t flags;                 /* none yet */
@@ -1062,15 +1076,15 @@ typedef struct cqsa_fp8_gemm_args {
   const cqsa_tensor *scale_inv_a; /* F32 strided, or NULL for 1: of blocks block_a of a: {0, 0}, {1, 0} (each row), {1, 128}. With a batch three axes,
                                    * the first of size batch or 1; or two, or one scale, for all of the batch */
   const cqsa_tensor *scale_inv_b; /* of blocks block_b of b: {0, 0}, {1, 0} (each n), {1, 128}, {128, 128} */
-  int64_t block_a[2];
-  int64_t block_b[2];
+  int64_t block_a[2];             /* rows and columns of a that share a scale */
+  int64_t block_b[2];             /* likewise, of b */
   const cqsa_tensor *c;           /* d's shape, F32, F16, BF16; NULL exactly when beta is 0. May be exactly d */
   const cqsa_tensor *bias;        /* F32, F16, BF16 [n], or NULL */
   const cqsa_tensor *d;           /* output, F32, F16, BF16, or a format: then codes of d * d_scale, saturated */
   const cqsa_tensor *d_scale;     /* F32, one element, for codes, finite and > 0 (a host backend looks); NULL: 1 */
   const cqsa_tensor *d_amax;      /* output, F32, one element: largest |d| before d_scale; or NULL */
   double alpha;                   /* 0 counts as 1: zeroed args mean d = a b^T */
-  double beta;
+  double beta;                    /* factor of c */
   int32_t accumulate;             /* CQSA_FP8_PROMOTE_128, .. */
   int32_t provider;               /* CQSA_FP8_PROVIDER_*: AUTO, or the only one to use */
   void *workspace;                /* NULL: the library allocates what is needed; else see cqsa_fp8_gemm_workspace() */
@@ -1143,13 +1157,14 @@ enum {
   CQSA_QUANT_NVFP4 = 28    /* ggml 40,  36/64 */
 };
 
+/* What is known of a format. */
 typedef struct cqsa_quant_format_info {
   uint32_t struct_size;
   uint32_t flags;         /* none yet */
   char name[16];          /* "Q4_K" */
   int32_t ggml_type;      /* its id in a GGUF file */
   int32_t block_elements; /* rows are a multiple of this long */
-  int32_t block_bytes;
+  int32_t block_bytes;    /* bytes of a block */
   int32_t can_quantize;   /* 1: cqsa_quantize_rows() takes it */
 } cqsa_quant_format_info;
 #define CQSA_QUANT_FORMAT_INFO_INIT { sizeof(cqsa_quant_format_info), 0, "", 0, 0, 0, 0 }
@@ -1166,10 +1181,10 @@ typedef struct cqsa_quant_tensor {
   uint32_t flags;           /* none yet */
   cqsa_quant_format format; /* CQSA_QUANT_* */
   int32_t device_type;      /* CQSA_DEVICE_* */
-  int32_t device_id;
+  int32_t device_id;        /* index of the device */
   int32_t reserved;         /* 0 */
-  void *data;
-  int64_t rows;
+  void *data;               /* blocks, row by row */
+  int64_t rows;             /* of the matrix */
   int64_t row_elements;     /* a multiple of the format's block_elements */
   uint64_t row_bytes;       /* from one row to the next, at least a row's own; 0: exactly that */
   uint64_t data_bytes;      /* that lie at data: what the rows need, to rows * row_bytes; anything else is refused. 0: not stated */
@@ -1210,6 +1225,7 @@ CQSA_API cqsa_status cqsa_quantize_rows(cqsa_context *context, const cqsa_tensor
  * file must not be cut short while it is open.
  * ================================================================================================================ */
 
+/* An open GGUF file. */
 typedef struct cqsa_gguf cqsa_gguf;
 
 /* Opens and maps a file. gguf_out: close it with cqsa_gguf_close(). Errors: NULL_POINTER; IO: it cannot be opened or mapped, or is no valid GGUF
@@ -1218,6 +1234,7 @@ CQSA_API cqsa_status cqsa_gguf_open(const char *path, cqsa_gguf **gguf_out);
 /* Unmaps the file: its views, names and texts are gone. NULL is fine. Thread class: exclusive. Since 0.1. */
 CQSA_API void cqsa_gguf_close(cqsa_gguf *gguf);
 
+/* A tensor of a GGUF file. */
 typedef struct cqsa_gguf_tensor_info {
   uint32_t struct_size;
   uint32_t flags;           /* none yet */
@@ -1228,8 +1245,8 @@ typedef struct cqsa_gguf_tensor_info {
   int32_t reserved;
   int64_t shape[4];         /* slowest axis first, as everywhere here (the file has them the other way round); 1 past ndim */
   const void *data;         /* compact rows in the mapped file */
-  uint64_t bytes;
-  uint64_t file_offset;
+  uint64_t bytes;           /* that lie at data */
+  uint64_t file_offset;     /* of data in the file */
 } cqsa_gguf_tensor_info;
 #define CQSA_GGUF_TENSOR_INFO_INIT { sizeof(cqsa_gguf_tensor_info), 0, 0, 0, 0, 0, 0, { 0, 0, 0, 0 }, 0, 0, 0 }
 /* See cqsa_backend_info_init(). Thread class: free. Since 0.1. */
@@ -1322,7 +1339,7 @@ typedef struct cqsa_moe_matrix {
   const void *scale;        /* NULL: no format of this version has scales that lie apart */
   cqsa_quant_format format; /* CQSA_QUANT_* */
   int32_t device_type;      /* CQSA_DEVICE_* of data; 0: memory of the context's device */
-  int32_t device_id;
+  int32_t device_id;        /* index of the device */
   uint32_t flags;           /* CQSA_MOE_MAPPED */
   int64_t reserved[2];      /* 0 */
 } cqsa_moe_matrix;
@@ -1351,8 +1368,8 @@ typedef struct cqsa_moe_shared {
   uint32_t struct_size;
   uint32_t flags;                 /* none yet */
   const cqsa_moe_weights *w_gate; /* num_experts 1 */
-  const cqsa_moe_weights *w_up;
-  const cqsa_moe_weights *w_down;
+  const cqsa_moe_weights *w_up;   /* likewise */
+  const cqsa_moe_weights *w_down; /* likewise */
   const cqsa_tensor *gate;        /* F32 [hidden]: the gate is its dot product with x[t]; or F32 [tokens, 1]: the gate itself; NULL: the factor is 1 */
 } cqsa_moe_shared;
 #define CQSA_MOE_SHARED_INIT { sizeof(cqsa_moe_shared), 0, 0, 0, 0, 0 }
@@ -1362,6 +1379,7 @@ CQSA_API void cqsa_moe_shared_init(cqsa_moe_shared *shared, uint64_t size);
 /* Bits of cqsa_moe_args.flags. */
 enum { CQSA_MOE_BATCH_INVARIANT = 1 << 0 };
 
+/* The operands of cqsa_moe_prefill(), and what is asked. */
 typedef struct cqsa_moe_args {
   uint32_t struct_size;
   uint32_t flags;                  /* CQSA_MOE_BATCH_INVARIANT */
@@ -1369,11 +1387,11 @@ typedef struct cqsa_moe_args {
   const cqsa_tensor *topk_ids;     /* I32, I64 [tokens, k], k 1..64 */
   const cqsa_tensor *topk_weights; /* F32 [tokens, k]; PER_SLOT: may be NULL, and does not count */
   const cqsa_moe_weights *w_gate;  /* see gate_up_layout; NULL where nothing is gated */
-  const cqsa_moe_weights *w_up;
+  const cqsa_moe_weights *w_up;    /* NULL where it is in w_gate */
   const cqsa_moe_weights *w_down;  /* [hidden, inter] */
   const cqsa_tensor *b_gate;       /* F32 [num_experts, rows of w_gate], or NULL */
-  const cqsa_tensor *b_up;
-  const cqsa_tensor *b_down;
+  const cqsa_tensor *b_up;         /* likewise, of w_up */
+  const cqsa_tensor *b_down;       /* likewise, of w_down */
   const cqsa_tensor *expert_map;   /* I32 [n]: ids are 0 .. n - 1, and the expert of id i is expert_map[i] of the weights, -1: not here, which contributes
                                     * nothing. For experts that are spread over several machines. NULL: the ids are those of the weights */
   const cqsa_moe_shared *shared;   /* or NULL */

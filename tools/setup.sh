@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs what building and testing need, and only what is missing. Debian and Ubuntu; elsewhere it lists the names and goes on.
-#   tools/setup.sh build | test | harden (test, and what sanitizers and fuzzers need)
+#   tools/setup.sh build | test | harden (test, and what sanitizers and fuzzers need) | docs (the reference's pages)
 #                  gpu (test, and compilers of device code beside nvcc: clang for sm_70 and for AMD chips; CUDA itself is not Debian's)
 set -euo pipefail
 
@@ -11,12 +11,14 @@ oracle=gguf==0.19.0
 packages=$(cd "$(dirname "$0")/.." && pwd)/build/python-packages
 test=(catch2 libdlpack-dev libboost-context-dev binutils clang python3 python3-numpy python3-pytest python3-hypothesis python3-pip pkg-config)
 harden=(clang libclang-rt-dev)
+docs=(doxygen)
 gpu=(clang-19 lld-19 rocm-device-libs libamdhip64-dev)
 
 wanted=("${build[@]}")
 case ${1:-build} in
   test) wanted+=("${test[@]}") ;;
   harden) wanted+=("${test[@]}" "${harden[@]}") ;;
+  docs) wanted+=("${docs[@]}") ;;
   gpu) wanted+=("${test[@]}" "${gpu[@]}") ;;
 esac
 
@@ -31,7 +33,7 @@ done
 
 # --no-deps: what the tests take of it needs numpy only.
 fetch_oracle() {
-  [ "${1:-build}" != build ] || return 0
+  case ${1:-build} in build | docs) return 0 ;; esac
   [ ! -e "$packages/gguf/quants.py" ] || return 0
   echo "installing: $oracle into build/python-packages"
   python3 -m pip --disable-pip-version-check install --quiet --no-deps --target "$packages" "$oracle" >/dev/null 2>&1 ||
