@@ -70,6 +70,7 @@ class Library:
 # ---- checks -----------------------------------------------------------------------------------------------------------------
 
 BAD = []
+DIRTY = True
 
 
 def check(what, good):
@@ -205,7 +206,7 @@ def check_graph(lib):
 # ---- times ------------------------------------------------------------------------------------------------------------------
 
 def medians_us(functions, rounds):
-    """Of several functions by turns, each with a cold second cache."""
+    """Of several functions by turns, each with a cold second cache: full of lines that were only read (--flush read), or that are still to be written back."""
     flush = torch.empty(64 << 20, dtype=torch.float32, device="cuda")
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     times = [[] for _ in functions]
@@ -214,7 +215,7 @@ def medians_us(functions, rounds):
     for turn in range(rounds):
         for i in range(len(functions)):
             i = (i + turn) % len(functions)
-            flush.fill_(turn)
+            flush.fill_(turn) if DIRTY else flush.amax()
             begin.record()
             functions[i]()
             end.record()
@@ -287,9 +288,12 @@ def main():
     parser.add_argument("folder")
     parser.add_argument("--samples", type=int, default=28, help="2^N patterns of f32")
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--flush", choices=("fill", "read"), default="fill")
     parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--no-times", action="store_true")
     a = parser.parse_args()
+    global DIRTY
+    DIRTY = a.flush == "fill"
     torch.cuda.init()
     lib = Library(a.library, a.folder)
     if not a.no_checks:
