@@ -6,10 +6,11 @@
 set -euo pipefail
 
 build=(g++ cmake make git libhwy-dev nlohmann-json3-dev libcli11-dev libfmt-dev)
-# An oracle for the formats of quantized matrices: of PyPI, pinned, and not needed: its tests are skipped without.
+# An oracle for the formats of quantized matrices, and a checker of types: of PyPI, pinned, and not needed: their tests are skipped without.
 oracle=gguf==0.19.0
+types=mypy==2.4.1
 packages=$(cd "$(dirname "$0")/.." && pwd)/build/python-packages
-test=(catch2 libdlpack-dev libboost-context-dev binutils clang python3 python3-numpy python3-pytest python3-hypothesis python3-pip pkg-config)
+test=(catch2 libdlpack-dev libboost-context-dev binutils clang python3 python3-numpy python3-pytest python3-hypothesis python3-cffi python3-pip pkg-config)
 harden=(clang libclang-rt-dev)
 docs=(doxygen)
 gpu=(clang-19 lld-19 rocm-device-libs libamdhip64-dev)
@@ -31,16 +32,18 @@ for package in "${wanted[@]}"; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
 done
 
-# --no-deps: what the tests take of it needs numpy only.
-fetch_oracle() {
+# Into a folder of the build: what the tests take of it is skipped where it cannot be had. gguf without what it wants: its decoders need numpy only.
+fetch() {
+  echo "installing: $* into build/python-packages"
+  python3 -m pip --disable-pip-version-check install --quiet --target "$packages" "$@" >/dev/null 2>&1 || echo "$* cannot be had: its tests are skipped"
+}
+fetch_packages() {
   case ${1:-build} in build | docs) return 0 ;; esac
-  [ ! -e "$packages/gguf/quants.py" ] || return 0
-  echo "installing: $oracle into build/python-packages"
-  python3 -m pip --disable-pip-version-check install --quiet --no-deps --target "$packages" "$oracle" >/dev/null 2>&1 ||
-    echo "$oracle cannot be had: its tests are skipped"
+  [ -e "$packages/gguf/quants.py" ] || fetch --no-deps "$oracle"
+  [ -e "$packages/mypy/__main__.py" ] || fetch "$types"
 }
 
-[ ${#missing[@]} -eq 0 ] && { fetch_oracle "${1:-build}"; exit 0; }
+[ ${#missing[@]} -eq 0 ] && { fetch_packages "${1:-build}"; exit 0; }
 
 sudo=
 [ "$(id -u)" -eq 0 ] || sudo=sudo
@@ -51,4 +54,4 @@ if ! { $sudo apt-get update && DEBIAN_FRONTEND=noninteractive $sudo apt-get inst
   exit 1
 fi
 rm -f "$log"
-fetch_oracle "${1:-build}"
+fetch_packages "${1:-build}"

@@ -5,11 +5,15 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
+import numpy as np
 import pytest
 
+import cqsa
 from cqsa import _errors, _ffi
 
+TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 INCLUDE = pathlib.Path(__file__).parents[2] / "include"
 HEADER = (INCLUDE / "cqsa.h").read_text()
 
@@ -66,6 +70,53 @@ def test_every_function_is_declared_with_as_many_arguments():
     for name, arguments in found:
         count = 0 if arguments.strip() == "void" else arguments.count(",") + 1
         assert (name, len(_ffi.FUNCTIONS[name][1])) == (name, count)
+
+
+def test_declarations_are_those_of_the_header():
+    done = subprocess.run([sys.executable, TOOLS / "declarations.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_arguments_are_of_the_declared_kinds():
+    """ctypes' prototypes beside what cffi reads in the same declarations."""
+    ffi = pytest.importorskip("cqsa.cffi", reason="no cffi").ffi
+    lib = cqsa.cffi.library()
+    for name, (result, arguments) in _ffi.FUNCTIONS.items():
+        kind = ffi.typeof(getattr(lib, name))
+        assert (name, [_kind_of(argument) for argument in arguments]) == (name, [_declared(argument) for argument in kind.args])
+        assert (name, _kind_of(result)) == (name, _declared(kind.result))
+
+
+def _declared(kind):
+    return kind.kind if kind.kind in ("pointer", "void") else kind.cname
+
+
+def _kind_of(kind):
+    if kind is None:
+        return "void"
+    if kind in (ctypes.c_void_p, ctypes.c_char_p) or issubclass(kind, ctypes._Pointer):
+        return "pointer"
+    return {ctypes.c_int32: "int32_t", ctypes.c_int64: "int64_t", ctypes.c_uint64: "uint64_t", ctypes.c_float: "float"}[kind]
+
+
+def test_calls_by_cffi_alone():
+    ffi = pytest.importorskip("cqsa.cffi", reason="no cffi").ffi
+    lib = cqsa.cffi.library()
+    context = ffi.new("cqsa_context **")
+    assert lib.cqsa_context_create(ffi.NULL, context) == lib.CQSA_OK
+    values = np.random.default_rng(1).standard_normal((3, 1, 2, 9, 8)).astype(np.float32)
+    out = np.empty_like(values[0])
+    shape = ffi.new("int64_t[4]", values.shape[1:])
+    q, k, v, to = [ffi.new("cqsa_tensor *", {"data": ffi.from_buffer(a), "device_type": lib.CQSA_DEVICE_CPU, "ndim": 4,
+                                             "dtype": lib.CQSA_DTYPE_F32, "shape": shape}) for a in (*values, out)]
+    params = ffi.new("cqsa_attention_params *", {"struct_size": ffi.sizeof("cqsa_attention_params"), "causal": lib.CQSA_CAUSAL_TOP_LEFT})
+    args = ffi.new("cqsa_attention_args *", {"struct_size": ffi.sizeof("cqsa_attention_args"), "q": q, "k": k, "v": v, "out": to})
+    assert lib.cqsa_attention(context[0], params, args, ffi.NULL) == lib.CQSA_OK
+    np.testing.assert_array_equal(out, cqsa.attention(*values, causal="top_left"))
+    params.causal = 9
+    assert lib.cqsa_attention(context[0], params, args, ffi.NULL) == lib.CQSA_ERROR_UNKNOWN_FLAG
+    assert b"causal" in ffi.string(lib.cqsa_last_error())
+    lib.cqsa_context_destroy(context[0])
 
 
 def test_constants(of_header):

@@ -112,7 +112,7 @@ def _stripped(library: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
 def _write(path: pathlib.Path, binaries: List[pathlib.Path]) -> None:
     """The zip file with its RECORD; the same bytes for the same content."""
     files: List[Tuple[str, bytes]] = [(f"cqsa/{file.name}", file.read_bytes())
-                                      for file in sorted((PACKAGE / "cqsa").iterdir()) if file.suffix in (".py", ".typed")]
+                                      for file in sorted((PACKAGE / "cqsa").iterdir()) if file.suffix in (".py", ".typed", ".h")]
     files += [(f"cqsa/lib/{binary.name}", binary.read_bytes()) for binary in binaries]
     files += [(f"{_dist_info()}/{name}", text.encode()) for name, text in _metadata_files().items()]
     record = "".join(f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in files) + f"{_dist_info()}/RECORD,,\n"

@@ -467,12 +467,12 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
 # Loading
 # ---------------------------------------------------------------------------------------------------------------------
 
-_library: Optional[ctypes.CDLL] = None
+_library: Any = None  # by ctypes, or cffi.Functions
 _library_path = ""
 _lock = threading.Lock()
 
 
-def library() -> ctypes.CDLL:
+def library() -> Any:
     """The loaded library. Raises CqsaLibraryError, which names every path tried, when there is none."""
     return _library if _library is not None else _load()
 
@@ -491,7 +491,7 @@ def _candidates() -> List[str]:
     return [os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib", LIBRARY_NAME), LIBRARY_NAME]
 
 
-def _load() -> ctypes.CDLL:
+def _load() -> Any:
     global _library, _library_path
     with _lock:
         if _library is not None:
@@ -499,7 +499,7 @@ def _load() -> ctypes.CDLL:
         tried = []
         for path in _candidates():
             try:
-                loaded = ctypes.CDLL(path)
+                loaded = _opened(path)
             except OSError as error:
                 tried.append(f"{path} ({error})")
                 continue
@@ -510,11 +510,24 @@ def _load() -> ctypes.CDLL:
                                ". Set CQSA_LIBRARY to the absolute path of " + LIBRARY_NAME)
 
 
-def _declare(loaded: ctypes.CDLL, path: str) -> None:
+def _opened(path: str) -> Any:
+    """By ctypes, or with CQSA_FFI=cffi in the environment by cffi."""
+    wanted = os.environ.get("CQSA_FFI", "ctypes")
+    if wanted == "ctypes":
+        return ctypes.CDLL(path)
+    if wanted != "cffi":
+        raise CqsaLibraryError(f"CQSA_FFI is {wanted!r}, wanted 'ctypes' or 'cffi'")
+    from . import cffi
+
+    return cffi.Functions(path)
+
+
+def _declare(loaded: Any, path: str) -> None:
     try:
         for name, (result, arguments) in FUNCTIONS.items():
             function = getattr(loaded, name)
-            function.restype, function.argtypes = result, arguments
+            if isinstance(loaded, ctypes.CDLL):
+                function.restype, function.argtypes = result, arguments
     except AttributeError as error:
         raise CqsaLibraryError(f"{path} is not a libcqsa that this package can use: {error}") from None
     abi = loaded.cqsa_abi_version()

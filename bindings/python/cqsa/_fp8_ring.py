@@ -32,7 +32,7 @@ class RingInfo:
     staged: float  # largest staged amax, 0 for none
     scale: float  # for the next call
     scale_inv: float
-    history: np.ndarray  # float32 [hist_len], 0 where nothing has been stored yet
+    history: np.ndarray[Any, Any]  # float32 [hist_len], 0 where nothing has been stored yet
 
 
 class Ring:

@@ -107,7 +107,7 @@ class QuantTensor:
         return int(np.prod(sizes, dtype=np.int64))
 
     @property
-    def data(self) -> np.ndarray:
+    def data(self) -> np.ndarray[Any, Any]:
         """The blocks as a read-only uint8 array in the same memory; only for host memory."""
         if not self._view.on_host():
             raise error_for(ERROR_DEVICE, f"data is on {device_name(self._view.device)}, wanted host memory")

@@ -134,12 +134,15 @@ def _device_numbers(device: Any) -> Tuple[int, int]:
 
 
 if TYPE_CHECKING:
+    import array
+    import mmap
+
     from numpy.typing import ArrayLike
 
     from ._queue import Queue
 
     # What an operand may be: arrays, buffers and lists, tensors of torch and others, device memory, addresses.
-    Operand = Union[ArrayLike, LendsByDLPack, LendsDeviceMemory, Tensor]
+    Operand = Union[ArrayLike, memoryview, bytearray, mmap.mmap, "array.array[Any]", LendsByDLPack, LendsDeviceMemory, Tensor]
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Operands

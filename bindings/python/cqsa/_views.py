@@ -110,7 +110,7 @@ class View:
     def _with(self, shape: Tuple[int, ...], strides: Optional[Tuple[int, ...]]) -> View:
         return View(self.address, shape, strides, self.code, self.itemsize, self.writable, self.owner, self.device, self.borrowed)
 
-    def array(self, name: str) -> np.ndarray:
+    def array(self, name: str) -> np.ndarray[Any, Any]:
         """The same memory as a numpy array; only for host memory of a type that numpy has."""
         if isinstance(self.owner, np.ndarray):
             return self.owner
@@ -158,7 +158,7 @@ capsule_pointer.restype, capsule_pointer.argtypes = c_void_p, [ctypes.py_object,
 _word_at = c_void_p.from_address
 
 
-def of_numpy(array: np.ndarray, name: str) -> View:
+def of_numpy(array: np.ndarray[Any, Any], name: str) -> View:
     """A numpy array where it is, whatever its strides."""
     dtype = array.dtype
     code = _numpy_codes.get(dtype)
